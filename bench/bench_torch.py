@@ -4,6 +4,7 @@
     python bench/bench_torch.py budgets --only gpt unet
     python bench/bench_torch.py time                  # paired slowdowns at equal peaks; worth little on a busy machine
     python bench/bench_torch.py time --only unet resnet50 lstm
+    python bench/bench_torch.py goals                 # public records, 43 cases, budgets, a billion parameters
     python bench/bench_torch.py budgets time --only gpt --inner inductor     # compiles for minutes; needs g++
 
 Baselines in the same run are eager PyTorch (or inductor without a budget), full checkpointing of every block, and
@@ -22,9 +23,12 @@ import gc
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -344,12 +348,31 @@ def seconds(run: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - used
 
 
-PARTS = {"estimates": bench_estimates, "budgets": bench_budgets, "planning": bench_planning, "time": bench_time}
+def bench_goals(names: list[str]) -> None:
+    """Print the goals of forecasts with what they reach: records of cards, real peaks, budgets, a large model."""
+    import torch_goals
+
+    ours = {"truth": torch_goals.bench_truth, "kept": torch_goals.bench_kept}
+    for name in names or ["mlp", "convolutional", *ours, "billion"]:
+        print(f"-- {name}", flush=True)
+        if name in ours:
+            ours[name]()
+        else:  # in a process of its own, whose memory is that of the forecast
+            subprocess.run([sys.executable, Path(__file__).parent / "torch_cards.py", name], check=True)
+
+
+PARTS = {
+    "goals": bench_goals,
+    "estimates": bench_estimates,
+    "budgets": bench_budgets,
+    "planning": bench_planning,
+    "time": bench_time,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}")
-    parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    parser.add_argument("--only", nargs="*", default=[], help="names of models, or of goals")
     parser.add_argument("--inner", choices=INNER, default="eager", help="kernels of budgeted steps and of their rivals")
     asked = parser.parse_args()
     inner = asked.inner

@@ -45,7 +45,7 @@ def record() -> dict[str, dict[str, list[str]]]:
     tables: dict[str, dict[str, list[str]]] = {name: {} for name in TABLES}
     register, provide, planner_op = registry.register, implementations.provide, registry.register_planner_op
     registry._MODULES.clear()
-    registry._OWN_NAMES.clear()
+    registry._MODULE_OF.clear()
     for provided in implementations._PROVIDED.values():
         provided.modules.clear()
 

@@ -86,10 +86,10 @@ def short_searches():
     """
     from weftplan.planner.recompute import ladder
 
-    whole = ladder.MOST_PRICES, ladder.EXHAUSTIVE
-    ladder.MOST_PRICES, ladder.EXHAUSTIVE = 100, 6
+    whole = ladder.MAX_PRICES, ladder.EXHAUSTIVE
+    ladder.MAX_PRICES, ladder.EXHAUSTIVE = 100, 6
     yield whole
-    ladder.MOST_PRICES, ladder.EXHAUSTIVE = whole
+    ladder.MAX_PRICES, ladder.EXHAUSTIVE = whole
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def whole_searches(short_searches, monkeypatch):
     """Search with the effort of a normal run."""
     from weftplan.planner.recompute import ladder
 
-    monkeypatch.setattr(ladder, "MOST_PRICES", short_searches[0])
+    monkeypatch.setattr(ladder, "MAX_PRICES", short_searches[0])
     monkeypatch.setattr(ladder, "EXHAUSTIVE", short_searches[1])
 
 

@@ -105,7 +105,7 @@ def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch):
 
 
 @posix
-@pytest.mark.parametrize("limit", ["MOST", "MOST_FILES"])
+@pytest.mark.parametrize("limit", ["MOST", "MAX_FILES"])
 def test_oldest_files_are_removed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A write beyond the limit removes the oldest files of a sub-folder, and files of an earlier release."""
     for kind in user_cache.KINDS:
@@ -116,7 +116,7 @@ def test_oldest_files_are_removed(limit: str, tmp_path: Path, monkeypatch: pytes
         size = (place / "0" / "01").stat().st_size
         assert user_cache.usage(place) == (6, 6 * size)
         (place / "flat").write_bytes(b"of an earlier release")
-        monkeypatch.setattr(user_cache, limit, 16 * (4 if limit == "MOST_FILES" else 4 * size))
+        monkeypatch.setattr(user_cache, limit, 16 * (4 if limit == "MAX_FILES" else 4 * size))
         assert user_cache.keep(place, "00", b"content")
         assert sorted(os.listdir(place / "0")) == ["00", "04", "05", "06"]
         assert os.listdir(place) == ["0"]

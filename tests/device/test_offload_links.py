@@ -15,7 +15,7 @@ from weftplan.device.offload_links import speed
 from weftplan.device.offload_targets import Link
 from weftplan.device.simulated import CostModel, configure
 from weftplan.errors import PlanError
-from weftplan.planner.spill.search import PCIE, places
+from weftplan.planner.spill.search import PCIE, spill_targets
 
 HOST = mx.Context("cpu_pinned", 0)
 
@@ -72,7 +72,7 @@ def test_unmeasurable_link_is_assumed():
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 20e6}
         machine.capacity[0] = 1 << 19
         assert speed(context(0), HOST) is None
-        (actual,) = places(context(0), planner.PlanOptions())
+        (actual,) = spill_targets(context(0), planner.PlanOptions())
         assert actual.link == PCIE
     assert speed(mx.cpu(), HOST) is None
 
@@ -111,7 +111,7 @@ def test_a_bind_with_a_budget_measures(setting, monkeypatch):
     with place("standin") as context:
         machine.rates = {"memcpy HtoD": 25e6, "memcpy DtoH": 25e6}
         executor = bind_with_budget(context(0), 1.0)
-        (target,) = places(context(0), executor.memory_plan.options)
+        (target,) = spill_targets(context(0), executor.memory_plan.options)
         if setting == "1":
             assert target.link == speed(context(0), HOST)
             assert target.link.bandwidth == pytest.approx(25e9, rel=0.06)

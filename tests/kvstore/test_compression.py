@@ -104,11 +104,11 @@ def test_a_source_that_moves_keeps_its_residual():
     """A residual belongs to a position in the list of gradients, not to a device; the list may grow or shrink."""
     kv = make_store((1,), 0.5)
     assert push_and_pull(kv, [np.float32([0.3])], [mx.cpu(0)]).tolist() == [0.0]
-    before = kv._packed["w", 0]
+    before = kv.residuals.codes["w", 0]
     assert push_and_pull(kv, [np.float32([0.0])], [mx.cpu(0)]).tolist() == [0.0]
-    assert kv._packed["w", 0] is before, "buffers are reused while the device stays the same"
+    assert kv.residuals.codes["w", 0] is before, "buffers are reused while the device stays the same"
     assert push_and_pull(kv, [np.float32([0.3])], [mx.sim(0)]).tolist() == [0.5]
-    assert kv._residuals["w", 0].context == kv._packed["w", 0].context == mx.sim(0)
+    assert kv.residuals.arrays["w", 0].context == kv.residuals.codes["w", 0].context == mx.sim(0)
     assert push_and_pull(kv, [np.float32([0.4]), np.float32([0.7])], [mx.cpu(1), mx.sim(1)]).tolist() == [1.0]
     assert push_and_pull(kv, [np.float32([0.5])], [mx.cpu(0)]).tolist() == [0.5]
 

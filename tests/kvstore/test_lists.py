@@ -248,9 +248,12 @@ def train_module(kind: str | None) -> mx.mod.Module:
     return module
 
 
-@pytest.mark.parametrize("kind", ["local", "device"])
-def test_an_update_makes_few_python_calls(kind: str) -> None:
-    """Updating six parameters on two devices takes at most 350 Python calls."""
+@pytest.mark.parametrize(("kind", "most"), [("local", 300), ("device", 300), (None, 550)])
+def test_an_update_makes_few_python_calls(kind: str | None, most: int) -> None:
+    """Updating six parameters on two devices takes at most 300 Python calls.
+
+    Without a store each device updates all of them itself, which takes at most 550 calls.
+    """
     calls = [0]
 
     def count(frame: FrameType, event: str, given: object) -> None:
@@ -264,4 +267,4 @@ def test_an_update_makes_few_python_calls(kind: str) -> None:
         sys.setprofile(None)
         own.wait_for_all()
     own.stop()
-    assert calls[0] <= 350, calls
+    assert calls[0] <= most, calls

@@ -30,6 +30,7 @@ STEP = {
     "eta": 0.3,
     "wd": 0.01,
     "t": 3,
+    "eps": 1e-8,
     "a_min": -0.5,
     "a_max": 0.5,
     "act_type": "tanh",
@@ -134,7 +135,7 @@ def lowered(formula: Any, *names: str, dtype: str = "float32", compute: Any = No
     return lower(
         {"out": formula(*(Expr("input", name) for name in names))}, [*names, "out"],
         dict.fromkeys([*names, "out"], kind), {"out": frozenset(overlaps.split() or names)},
-        dtype=kind, kinds=kind, compute=compute,
+        dtype=kind, compute=compute,
     )  # fmt: skip
 
 
@@ -164,6 +165,24 @@ def test_casts_round_once():
     assert not lowered(lambda x: cast(x, "float") * 3.0, "x", compute="float").scratch
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "float32", "float16"])
+def test_arithmetic_of_arrays_is_one_ufunc(dtype: str):
+    """A formula of one function of arrays is NumPy's function, without a step around it."""
+    kind = np.dtype(dtype)
+    for name in ("add", "multiply", "remainder"):
+        kernel = FormulaKernel(lambda p, a, b, name=name: getattr(f, name)(a, b), 2)
+        assert kernel.function(np, [kind, kind], kind) is getattr(np, name)
+
+
+def test_exponent_of_bools_is_converted():
+    """The exponent 2 of bools is True, that is 1, so the gradient is the output gradient."""
+    op, g, x = registry.get("_backward_power_scalar"), np.array([True, True, False]), np.array([True, False, True])
+    spec, params, out = TensorSpec(x.shape, x.dtype), {"scalar": 2.0, "is_int": True}, np.empty(3, bool)
+    context = OpContext(np, workspace=garbage_bytes(op.workspace_bytes(params, [spec, spec], [spec])))
+    op.forward(context, params, [g, x], [out])
+    assert out.tolist() == g.tolist()
+
+
 # -------------------------------------------------------------------------------------------------------- bad rows
 
 
@@ -179,13 +198,26 @@ def test_rows_are_refused_by_name():
         ("its dtype rule says float32", {"formula": lambda x: cast(f.exp(x), np.dtype(np.float64))}),
         ("its dtype rule refuses int32", {"formula": "exp", "integer": lambda x: x, "infer_dtype": floats_only("")}),
         ("branches on a parameter", {"formula": lambda p, x: x if p.a > 0 else -x, "params": (_A,)}),
+        ("branches on a parameter", {"formula": lambda p, x: {1.0: x}[p.a], "params": (_A,)}),
         ("branches on the elements", {"formula": lambda x: x if x else -x}),
+        ("does not support ufuncs", {"formula": "exp", "grad": lambda g, x, y: g * np.exp(x)}),
+        ("has no attribute 'exp'", {"formula": "exp", "grad": lambda g, x, y: g * x.exp()}),
+        ("returns .None,., expected one expression", {"formula": "exp", "grad": lambda g, x, y: None}),
+        ("expected one expression", {"formula": lambda x: (x, x)}),
+        ("KeyError: 'b'", {"formula": lambda p, x: x * p.b, "params": (_A,)}),
+        ("KeyError: 'b'", {"formula": "exp", "grad": lambda p, g, x, y: g * p.b, "params": (_A,)}),
+        ("power.. takes from 2", {"formula": "power"}),
+        ("integers='slopes'", {"formula": "exp", "integers": "slopes"}),
+        ("compute='flaot'", {"formula": "exp", "compute": "flaot"}),
     ]  # fmt: skip
     for words, options in wrong:
         with pytest.raises(FormulaError, match=f"row 'wrong'.*{words}"):
             row("wrong", **{"doc": "", **options})
         assert not registry.contains("wrong")
         assert not registry.contains("_backward_wrong")
+    with pytest.raises(mx.errors.ParameterError, match="operator 'sign' is registered already"):
+        row("sign", "exp", lambda g, x, y: g, doc="")
+    assert not registry.contains("_backward_sign")
 
 
 def test_scalars_compute_in_the_order_of_python():
@@ -194,4 +226,4 @@ def test_scalars_compute_in_the_order_of_python():
     values = {"a": 3.0}
     for made, plain in ((a + 1, 4.0), (1 + a, 4.0), (a - 1, 2.0), (1 - a, -2.0), (a * 2, 6.0), (2 * a, 6.0),
                         (a / 2, 1.5), (6 / a, 2.0), (-a, -3.0), (a**2, 9.0)):  # fmt: skip
-        assert made.at(values, np.dtype("float32")) == plain
+        assert made.at(values) == plain

@@ -18,7 +18,7 @@ from weftplan.ops.core import registry
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic.network import Edit, Network, translated
 from weftplan.planner.symbolic.passes import pass_manager as passes
-from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FORWARD, PLACED, SIZES, GraphPass, PassSettings
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 SHAPE = (2, 3, 8, 9)
@@ -95,9 +95,9 @@ def test_same_bits_and_the_symbol_comes_back(guide_names: dict[str, Any], grad_r
         executor.set_monitor_callback(lambda name, array: None)
 
 
-def settings(**options: Any) -> Settings:
+def settings(**options: Any) -> PassSettings:
     """Return the settings of a plan with these options."""
-    return Settings(options=PlanOptions(**options), context=Context("cpu", 0), shapes={"data": SHAPE})
+    return PassSettings(options=PlanOptions(**options), context=Context("cpu", 0), shapes={"data": SHAPE})
 
 
 def start() -> Network:
@@ -132,7 +132,7 @@ def test_a_pass_comes_after_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_graph_that_contradicts_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """In debug mode a pass that makes a cyclic graph raises a PlanError that names the pass."""
 
-    def breaks(network: Network, settings: Settings) -> tuple[Network, str]:
+    def breaks(network: Network, settings: PassSettings) -> tuple[Network, str]:
         graph = network.graph
         graph.inputs[-1] = [graph.row[-1] - 1]
         return network, ""
@@ -157,33 +157,33 @@ def test_an_edit_leaves_the_given_network_as_it_is() -> None:
         exp, "instead", inputs=inputs.graph.inputs[scale], main=scale, params=registry.parse_params(exp, {})
     )
     edit.fuse((scale,), {inputs.graph.row[scale]: result})
-    after = edit.done()
+    after = edit.finish()
     after.check()
     assert "s0" not in after.graph.names
     assert "instead" in after.graph.names
     assert before == ([list(ins) for ins in inputs.graph.inputs], list(inputs.graph.names), list(inputs.graph.outputs))
 
 
-def _without_controls(network: Network, settings: Settings) -> tuple[Network, str]:
+def _without_controls(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """A pass that removes all control dependencies."""
     edit = Edit(network)
     edit.controls = [[] for _ in edit.controls]
-    return edit.done(), "dropped what nodes wait for"
+    return edit.finish(), "dropped what nodes wait for"
 
 
-def _elsewhere(network: Network, settings: Settings) -> tuple[Network, str]:
+def _elsewhere(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """A pass that moves all nodes to another device."""
     edit = Edit(network)
     edit.devices = [Context("cpu", 1)] * len(edit.devices)
-    return edit.done(), "moved all nodes"
+    return edit.finish(), "moved all nodes"
 
 
-def _renamed(network: Network, settings: Settings) -> tuple[Network, str]:
+def _renamed(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """A pass that renames all arguments."""
     return replace(network, arguments={f"my_{name}": nid for name, nid in network.arguments.items()}), "renamed"
 
 
-def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
+def _larger(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """A pass that appends an axis of length 1 to all shapes."""
     return replace(network, shapes=[(*shape, 1) for shape in network.shapes]), "gave arrays an axis more"
 
@@ -194,7 +194,7 @@ def _larger(network: Network, settings: Settings) -> tuple[Network, str]:
 )
 @pytest.mark.shows("WEFTPLAN_ENGINE_DEBUG")
 def test_a_pass_changes_only_what_its_record_lists(
-    run: Callable[[Network, Settings], tuple[Network, str]], part: str, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[Network, PassSettings], tuple[Network, str]], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In debug mode a pass that changes more than its record lists raises an error naming the pass and the part."""
     wrong = GraphPass(name="does more", switch="none", run=run, changes=frozenset((FORWARD,)))

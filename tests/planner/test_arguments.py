@@ -28,7 +28,7 @@ EXEMPT = {
     "allocate": "asked for every entry of a graph",
     "plan_symbol": "shapes and dtypes, as every function takes them that infers",
     "size_symbol": "the same",
-    "whole_blocks": "a program, the options, and the one of them that strategies set",
+    "match_blocks": "a program, the options, and the one of them that strategies set",
     "symbolic/passes/gradients.py": "what gradient rules call, and how",
 }
 """Modules and functions that take more positional arguments, and the reasons."""

@@ -11,7 +11,7 @@ import weftplan as mx
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.symbolic import infer
-from weftplan.planner.symbolic.passes.batch_weight_gradients import MOST_LAYERS, ROWS
+from weftplan.planner.symbolic.passes.batch_weight_gradients import MAX_LAYERS, ROWS
 
 BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
 
@@ -175,7 +175,7 @@ def test_the_largest_groups():
     net, shapes = recurrent(steps=40, hidden=2 * ROWS)
     counts = [node.params["count"] for node in groups(net, shapes, {"h_weight": "write"})]
     assert max(counts) == 20
-    assert MOST_LAYERS < ROWS // BATCH
+    assert MAX_LAYERS < ROWS // BATCH
 
 
 def test_same_bits_on_any_number_of_cores(monkeypatch, four_cores):

@@ -113,7 +113,7 @@ def test_nested_lifetimes_are_copied_once(twins: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("block", [1, 3, 64])
 def test_dependencies_by_blocks_of_steps(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``last_needs_others`` gives the same answers with sets of a few steps at a time and with sets of all steps."""
+    """``last_step_depends`` gives the same answers with sets of a few steps at a time and with sets of all steps."""
     rng = random.Random(block)
     for _ in range(50):
         count = rng.randrange(1, 30)
@@ -122,8 +122,8 @@ def test_dependencies_by_blocks_of_steps(block: int, monkeypatch: pytest.MonkeyP
         sets = liveness.ancestors(producers)
         expected = [not row or all(sets[row[-1]] >> step & 1 for step in row) for row in rows]
         with monkeypatch.context() as patch:
-            patch.setattr(liveness, "MOST_STEPS", block)
-            assert liveness.last_needs_others(producers, rows) == expected
+            patch.setattr(liveness, "MAX_STEPS", block)
+            assert liveness.last_step_depends(producers, rows) == expected
 
 
 def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_paddle_counts_no_waits_of_long_orders(monkeypatch: pytest.MonkeyPatch) 
         x = sym.tanh(x) * sym.exp(x)
     options = PlanOptions(compat="paddle", strategy="match_range")
     counted = plan_symbol(x, {"x": (4,)}, options=options).memory
-    monkeypatch.setattr("weftplan.planner.strategies.MOST_STEPS", 5)
+    monkeypatch.setattr("weftplan.planner.strategies.MAX_STEPS", 5)
     plan = plan_symbol(x, {"x": (4,)}, options=options).memory
     assert counted.num_added_waits is not None
     assert plan.num_added_waits is None

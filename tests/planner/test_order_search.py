@@ -97,7 +97,7 @@ def wide_program(branches: int) -> Program:
 def test_work_is_bounded_and_repeatable() -> None:
     """A search of many branches ends near its work, with a valid order that is equal in every run."""
     program = wide_program(40)
-    model = PartModel(program, program.order, before=dependencies(program), options=PLAIN)
+    model = PartModel(program, program.order, predecessors=dependencies(program), options=PLAIN)
     first, second = (model.search(20_000) for _ in range(2))
     assert first == second
     assert sorted(first.nodes) == sorted(program.order)

@@ -17,7 +17,7 @@ from weftplan.cli.inspect import command as inspect_command
 from weftplan.cli.plan.command import command as plan_command
 from weftplan.convert import fold_batch_norm, fold_constants
 from weftplan.planner import MemoryPlan, plan_symbol, validate
-from weftplan.planner.memory_plan import Pass
+from weftplan.planner.memory_plan import PassReport
 from weftplan.symbol.node import topological_order
 
 SHAPES: Any = {"data": (2, 3, 20, 20)}
@@ -31,7 +31,7 @@ def network() -> Any:
     return sym.tanh(net) * sym.tanh(net) * 2 + 1
 
 
-def passes(symbol: Any) -> dict[str, Pass]:
+def passes(symbol: Any) -> dict[str, PassReport]:
     """Return the passes of a plan by name."""
     return {one.name: one for one in plan_symbol(symbol, SHAPES).memory.passes}
 

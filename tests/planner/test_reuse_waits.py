@@ -149,8 +149,8 @@ def test_count_is_saved_and_shown() -> None:
 
 
 def test_long_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With over ``MOST_STEPS`` steps a plan counts no waits, because sets of steps would need too much memory."""
-    monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
+    """With over ``MAX_STEPS`` steps a plan counts no waits, because sets of steps would need too much memory."""
+    monkeypatch.setattr(buffers_module, "MAX_STEPS", 10)
     graph = planned("lenet", "write")
     validate(graph)
     assert graph.memory.num_added_waits is None
@@ -230,8 +230,8 @@ def test_more_colours_make_whole_blocks_wait_less(grad_req: str) -> None:
 
 
 def test_colours_of_long_orders_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With over ``MOST_STEPS`` steps, buffers of different colours share no bytes, so the peak is higher."""
-    monkeypatch.setattr(buffers_module, "MOST_STEPS", 10)
+    """With over ``MAX_STEPS`` steps, buffers of different colours share no bytes, so the peak is higher."""
+    monkeypatch.setattr(buffers_module, "MAX_STEPS", 10)
     options = PlanOptions(strategy="arena", num_temp=2)
     graph = plan_symbol(models.get("inception_v3"), models.input_shapes("inception_v3", 8), options=options)
     validate(graph)

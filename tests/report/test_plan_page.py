@@ -270,7 +270,7 @@ def test_what_memory_is_for() -> None:
     assert {bar.name for bar in moved.bars() if bar.use == "spilled"}
     data = page_data(moved.to_html())
     assert {use for use, _ in data["uses"]} >= {bar.use for bar in moved.bars()}
-    assert set(USES) <= set(module.LEGEND)
+    assert set(USES) <= set(module.USES)
 
 
 def test_a_notebook_shows_the_page(plan: MemoryPlan) -> None:

@@ -60,7 +60,7 @@ def test_rules_that_run_each_time(how: dict[str, Any]) -> None:
 
 def test_oldest_results_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the cache is full, the oldest result is dropped."""
-    monkeypatch.setattr(rule_cache, "MOST", 2)
+    monkeypatch.setattr(rule_cache, "MAX_ENTRIES", 2)
     question = Question()
     assert [question(facts=(k,)) for k in (1, 2, 3)] == [1, 2, 3]
     assert [question(facts=(k,)) for k in (3, 2, 1)] == [3, 2, 4]

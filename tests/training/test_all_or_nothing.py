@@ -301,11 +301,12 @@ CACHES = (
     *("arg_dict", "grad_dict", "aux_dict"),
     *("_methods", "_pushes", "_pulls", "_merged", "_load", "_staging"),
     *("_sending", "_waiting", "_undelivered"),
-    *("_watches", "_prepared", "_repeatable", "current_batch", "_asked", "_version", "_group"),
+    *("_watches", "_prepared", "_repeatable", "current_batch", "_asked", "_version", "_group", "_lazy"),
 )
 """Fields that only save work: views, ways of summing, prepared calls and their version, later buffers, batches read.
 
-The group of a distributed store counts messages, which other ranks have counted, too; a server's thread has messages.
+The group of a distributed store counts messages, which other ranks have counted, too; a server's thread has messages,
+and the sequencer's thread sets ``_lazy``.
 """
 
 

@@ -124,7 +124,7 @@ def test_iterator_bad_input():
     with pytest.raises(ShapeError, match="differ in number of samples"):
         NDArrayIter(np.zeros((3, 1)), np.zeros(4), batch_size=1)
     with pytest.raises(ParameterError, match=r"batch_size must be an integer in \[1, 3\].* got 4"):
-        NDArrayIter(np.zeros((3, 1)), batch_size=4, last_batch_handle="discard")
+        NDArrayIter(np.zeros((3, 1)), batch_size=4, last_batch_handle="roll_over")
     with pytest.raises(ParameterError, match="last_batch_handle"):
         NDArrayIter(np.zeros((3, 1)), batch_size=1, last_batch_handle="drop")
 

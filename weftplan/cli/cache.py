@@ -32,7 +32,7 @@ def command(*, clear: bool, as_json: bool) -> None:
             user_cache.clear(folder)
         facts.append(
             {"kind": kind, "folder": str(folder), "files": files, "bytes": nbytes, "most_bytes": user_cache.MOST,
-             "most_files": user_cache.MOST_FILES, "note": user_cache.obstacle(folder) or "", "cleared": clear}
+             "most_files": user_cache.MAX_FILES, "note": user_cache.obstacle(folder) or "", "cleared": clear}
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps(facts, indent=1))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from weftplan.data.batch import DataBatch, Host
-from weftplan.data.iterator_state import (
+from weftplan.data.resumable_position import (
     State,
     not_resumable,
 )

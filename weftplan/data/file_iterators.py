@@ -16,8 +16,8 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import DataIter, HoldingIter
-from weftplan.data.iterator_state import State, checked_integer, make_state, read_state, state_or_none
 from weftplan.data.random_draws import generator
+from weftplan.data.resumable_position import State, checked_integer, make_state, read_state, state_or_none
 from weftplan.errors import FormatError, ParameterError, ShapeError
 from weftplan.ndarray import array
 from weftplan.support.array_types import DType, DTypeLike

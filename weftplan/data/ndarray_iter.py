@@ -14,7 +14,8 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import HoldingIter
-from weftplan.data.iterator_state import (
+from weftplan.data.random_draws import generator, order_key
+from weftplan.data.resumable_position import (
     State,
     checked_integer,
     key_in,
@@ -22,7 +23,6 @@ from weftplan.data.iterator_state import (
     numbers_in,
     read_state,
 )
-from weftplan.data.random_draws import generator, order_key
 from weftplan.errors import DTypeError, ParameterError, ShapeError
 from weftplan.ndarray import NDArray, array
 from weftplan.ops.core.floats import is_number

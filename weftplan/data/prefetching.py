@@ -16,7 +16,7 @@ from typing import NamedTuple
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.data.data_iter import DataIter, HoldingIter
 from weftplan.data.device_placement import check_contexts, placed
-from weftplan.data.iterator_state import State, make_state, read_state, state_or_none
+from weftplan.data.resumable_position import State, make_state, read_state, state_or_none
 from weftplan.device.context import Context, cpu_pinned
 from weftplan.errors import NotResumableError, ParameterError, ShapeError
 from weftplan.ndarray.randomness.seeds import Draws, next_key

@@ -325,6 +325,7 @@ class RecordReader:
     """
 
     def __init__(self, uri: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
+        # Guards the position of ``_file``: a seek and the read after it are one step.
         self._lock = Lock()
         if idx_path is None:
             self._file = MXRecordIO(uri, "r")

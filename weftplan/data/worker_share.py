@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.data.data_iter import DataIter
-from weftplan.data.iterator_state import State, make_state, read_state
+from weftplan.data.resumable_position import State, make_state, read_state
 from weftplan.errors import ParameterError
 from weftplan.ndarray import NDArray
 

@@ -1,11 +1,11 @@
 """Memory budgets of GPU models, for planning on a machine without the GPU.
 
 A card sold as "8 GB" has 8 GiB. The CUDA context and library workspaces use part of it; plans do not count them, so
-:func:`card_budget` subtracts estimates of them. The module has no state; any thread may call it. Sources:
+:func:`card_budget` subtracts the upper end of :func:`context_range` and an estimate of the workspaces. The module has
+no state; any thread may call it. Sources:
 
 * Memory: the makers' product pages. With ECC, a card with GDDR memory reserves a sixteenth of it for check bits.
-* CUDA context: 274 MiB (PyTorch, pull request 86509) to 426 MiB (unsloth-zoo, pull request 1053, RTX 6000 Ada) if
-  kernels are loaded on first use, the default since CUDA 12; 636 MiB if all are loaded (pull request 86509).
+* CUDA context: see :data:`ARCHITECTURES`.
 * cuBLAS: 32 MiB for each worker thread of the device (:mod:`weftplan.device.cublas`).
 * NCCL: 4 MiB for each channel and direction (its manual, ``NCCL_BUFFSIZE``), with up to 32 channels.
 """
@@ -16,8 +16,20 @@ from weftplan.device.amounts import amount, bytes_of
 from weftplan.errors import PlanError, did_you_mean
 
 GIB, MIB = 1 << 30, 1 << 20
-CONTEXT = 640 * MIB
-"""Bytes of the CUDA context, with all kernels loaded."""
+ARCHITECTURES = {
+    "volta": (("V100",), (300, 1000)),
+    "turing": (("T4", "RTX 20"), (300, 1000)),
+    "ampere": (("A10", "A100", "RTX 30"), (360, 1440)),
+    "ada": (("L4", "L40S", "RTX 40"), (360, 640)),
+    "hopper": (("H100", "H200"), (420, 640)),
+    "blackwell": (("RTX 50", "B200"), (420, 760)),
+}
+"""Prefixes of cards, and the MiB that a process takes outside its allocator: CUDA context, kernels and libraries.
+
+Sources: 300 to 400 MiB if kernels are loaded on first use, the default since CUDA 12, above 1,000 MiB without, before
+CUDA 11.7 (PyTorch's tracker, numbers 107667 and 109888); 636 MiB if all are loaded (PyTorch, pull request 86509);
+426 MiB on an RTX 6000 Ada (unsloth-zoo, number 1053, with PyTorch 2.10); about 1,430 MiB on an A100 (records of
+GPUMemNet, fitted). An end without a record is that of the next older kind."""
 LIBRARIES = 128 * MIB
 """Bytes of the workspaces of cuBLAS and cuDNN, for a few handles."""
 EXCHANGE = 2 * 32 * 4 * MIB
@@ -34,6 +46,43 @@ CHECKED = {"T4", "A10", "L4", "L40S"}
 """Cards with GDDR memory and ECC, which reserve a sixteenth of their memory for check bits."""
 
 
+def card_memory(card: str) -> tuple[str, int]:
+    """Return a card's name and the bytes of its memory; raise PlanError with the nearest names if it is unknown.
+
+    >>> card_memory("rtx 4090")
+    ('RTX 4090', 25769803776)
+    """
+    if not isinstance(card, str):
+        raise PlanError(f"a card is a name or a size as text, such as 'RTX 4090' or '8GB', got {card!r}")
+    names = {name.lower(): name for name in CARDS}
+    name = names.get(" ".join(card.lower().split()))
+    if name is not None:
+        return name, CARDS[name] * GIB - (CARDS[name] * GIB // 16 if name in CHECKED else 0)
+    try:
+        return f"a card of {card.strip()}", bytes_of(card.upper().replace("GIB", "GB").replace("GB", "GiB"))
+    except PlanError:
+        hint = did_you_mean(card.upper(), CARDS)
+        raise PlanError(
+            f"no card {card!r} is known; {hint}give its memory, such as 8GB, or one of {', '.join(CARDS)}"
+        ) from None
+
+
+def architecture(card: str) -> str | None:
+    """Return the architecture of a card, whose longest prefix in the table decides; None for a size of memory."""
+    matches = [(len(p), arch) for arch, (prefixes, _) in ARCHITECTURES.items() for p in prefixes if card.startswith(p)]
+    return max(matches)[1] if matches else None
+
+
+def context_range(card: str) -> tuple[int, int]:
+    """Return the range of bytes outside the allocator; that of all architectures for a size of memory.
+
+    >>> [nbytes // MIB for nbytes in context_range("RTX 4090")]
+    [360, 640]
+    """
+    ranges = [ends for arch, (_, ends) in ARCHITECTURES.items() if architecture(card) in (arch, None)]
+    return min(low for low, _ in ranges) * MIB, max(high for _, high in ranges) * MIB
+
+
 def card_budget(card: str, devices: int = 1) -> tuple[int, str]:
     """Return the bytes of a card that a plan may use, and a sentence with the calculation.
 
@@ -46,24 +95,11 @@ def card_budget(card: str, devices: int = 1) -> tuple[int, str]:
 
     >>> card_budget("RTX 4070")
     (12079595520, 'RTX 4070: 12.00 GiB, less 768.00 MiB for the CUDA context and libraries: 11.25 GiB')
-    >>> card_budget("8GB")[0] == card_budget("rtx 4060")[0]
-    True
+    >>> card_budget("8GB")[1]
+    'a card of 8GB: 8.00 GiB, less 1.53 GiB for the CUDA context and libraries: 6.47 GiB'
     """
-    names = {name.lower(): name for name in CARDS}
-    name = names.get(" ".join(card.lower().split()))
-    if name is not None:
-        memory = CARDS[name] * GIB
-        memory -= memory // 16 if name in CHECKED else 0
-    else:
-        try:
-            memory = bytes_of(card.upper().replace("GIB", "GB").replace("GB", "GiB"))
-        except PlanError:
-            hint = did_you_mean(card.upper(), CARDS)
-            raise PlanError(
-                f"no card {card!r} is known; {hint}give its memory, such as 8GB, or one of {', '.join(CARDS)}"
-            ) from None
-        name = f"a card of {card.strip()}"
-    reserve = CONTEXT + LIBRARIES + (EXCHANGE if devices > 1 else 0)
+    name, memory = card_memory(card)
+    reserve = context_range(name)[1] + LIBRARIES + (EXCHANGE if devices > 1 else 0)
     budget = memory - reserve
     if budget <= 0:
         raise PlanError(

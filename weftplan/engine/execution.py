@@ -131,14 +131,6 @@ class Execution(Bulks, FailureSpread):
             else:
                 self._detours = () if self._tracer is None else TRACED
 
-    @property
-    def waits_in_push(self) -> bool:
-        """Whether a push returns only when its operation has run. Its inputs must then be pushed first.
-
-        :meta private:
-        """
-        return self._inline
-
     has_threads = True
     """Whether threads of its own run operations. If False, only one thread at a time may use the engine."""
 

@@ -23,6 +23,7 @@ from weftplan.engine.per_device import ThreadedEnginePerDevice
 from weftplan.engine.registry import find
 from weftplan.engine.shield import signals_deferred
 from weftplan.engine.simulator import Simulator
+from weftplan.engine.threaded import ThreadedEngine
 from weftplan.engine.types import ThreadCounts
 from weftplan.errors import ConfigError, EngineError, did_you_mean
 from weftplan.locks import ReentrantLock, free_in_children, members
@@ -89,8 +90,9 @@ def create(
     """
     if _process.ending:
         raise EngineError(_ENDING)
-    threads = ThreadCounts(cpu_workers, task_workers, priority_workers, gpu_workers, copy_workers)
+    threads = ThreadCounts(cpu_workers, task_workers, priority_workers, gpu_workers, copy_workers, cpu_workers == 1)
     counts = dataclasses.asdict(threads)
+    del counts["single_worker"]
     for name, value in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 1):
             raise ConfigError(f"engine.create: {name} must be an integer >= 1, got {value!r}")
@@ -103,7 +105,29 @@ def create(
             f"{' and '.join(Simulator.options)} of the {Simulator.kind}"
         )
     blas_threads.limit()  # for every type, so that all compute the same bits
-    return klass.build(threads, **options)
+    return klass.build(_with_defaults(threads, klass), **options)
+
+
+def _with_defaults(threads: ThreadCounts, klass: type[Engine]) -> ThreadCounts:
+    """Return the thread counts of an engine type: those that the caller requests, else the environment's or fixed."""
+    if issubclass(klass, ThreadedEngine):
+        # 16: as many operations may wait for devices or files at a time; threads without work cost nothing.
+        return dataclasses.replace(
+            threads, cpu_workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1
+        )
+    if not issubclass(klass, ThreadedEnginePerDevice):
+        return threads
+    in_child = forking.process.in_child
+    workers = config.process("MXNET_MP_WORKER_NTHREADS" if in_child else "MXNET_CPU_WORKER_NTHREADS")
+    tasks = (workers if in_child else config.process("WEFTPLAN_TASK_WORKERS")) or blas_threads.usable_cpus()
+    return ThreadCounts(
+        cpu_workers=threads.cpu_workers or workers,
+        task_workers=threads.task_workers or threads.cpu_workers or tasks,
+        priority_workers=threads.priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
+        gpu_workers=threads.gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
+        copy_workers=threads.copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
+        single_worker=threads.single_worker,
+    )
 
 
 def get() -> Engine:

@@ -13,17 +13,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from weftplan import config
 from weftplan.device.context import HOST_MEMORY, Context
-from weftplan.engine.edges import forking
 from weftplan.engine.operation import FnProperty, OprBlock
 from weftplan.engine.registry import register
 from weftplan.engine.threaded import ThreadedBase, context_of
 from weftplan.engine.types import ThreadCounts
 from weftplan.engine.workers import WorkerQueue
-from weftplan.support import blas_threads
 
 _COPIES = (FnProperty.COPY_FROM_GPU, FnProperty.COPY_TO_GPU)
 
@@ -48,24 +47,14 @@ class ThreadedEnginePerDevice(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEnginePerDevice:
-        """Create an engine with the caller's thread counts; the environment sets the others.
+        """Create an engine with these thread counts.
 
         :meta private:
         """
-        workers = "MXNET_MP_WORKER_NTHREADS" if forking.process.in_child else "MXNET_CPU_WORKER_NTHREADS"
-        tasks = (
-            config.process(workers if forking.process.in_child else "WEFTPLAN_TASK_WORKERS")
-            or blas_threads.usable_cpus()
-        )
-        engine = cls(
-            cpu_workers=threads.cpu_workers or config.process(workers),
-            task_workers=threads.task_workers or threads.cpu_workers or tasks,
-            priority_workers=threads.priority_workers or config.process("MXNET_CPU_PRIORITY_NTHREADS"),
-            gpu_workers=threads.gpu_workers or config.process("MXNET_GPU_WORKER_NTHREADS"),
-            copy_workers=threads.copy_workers or config.process("MXNET_GPU_COPY_NTHREADS"),
-            **options,
-        )
-        engine._single_worker = threads.cpu_workers == 1
+        arguments: dict[str, Any] = {**asdict(threads), **options}
+        del arguments["single_worker"]
+        engine = cls(**arguments)
+        engine._single_worker = threads.single_worker
         return engine
 
     def _forget_threads(self) -> None:

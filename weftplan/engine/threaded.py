@@ -345,12 +345,12 @@ class ThreadedEngine(ThreadedBase):
 
     @classmethod
     def build(cls, threads: ThreadCounts, **options: object) -> ThreadedEngine:
-        """Create an engine with 16 workers and one copy thread, unless the caller asked for other counts.
+        """Create an engine with these numbers of workers and copy threads; it has no other threads.
 
         :meta private:
         """
-        engine = cls(workers=threads.cpu_workers or 16, copy_workers=threads.copy_workers or 1, **options)
-        engine._single_worker = threads.cpu_workers == 1
+        engine = cls(workers=threads.cpu_workers or 1, copy_workers=threads.copy_workers or 1, **options)
+        engine._single_worker = threads.single_worker
         return engine
 
     def queue_key(self, op: OprBlock) -> tuple[object, ...]:

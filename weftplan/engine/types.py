@@ -80,10 +80,12 @@ class Threads(Core, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """Thread counts requested by the caller of ``create``; None leaves the count to the engine type."""
+    """Thread counts of an engine; None: the type has no such threads, or the caller of ``create`` requests no count."""
 
     cpu_workers: int | None = None
     task_workers: int | None = None
     priority_workers: int | None = None
     gpu_workers: int | None = None
     copy_workers: int | None = None
+    single_worker: bool = False
+    """Whether the caller requests a single CPU worker, so that no operation is split over idle cores."""

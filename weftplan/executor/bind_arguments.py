@@ -161,7 +161,7 @@ def _warn_unknown(what: str, values: Mapping[str, object], names: Sequence[str])
             warn(f"{what} names {name!r}, which is no argument: {hint}the arguments are {listed(names)}")
 
 
-def known_shapes(shapes: Mapping[str, Any]) -> dict[str, Shape]:
+def known_shapes(shapes: Mapping[str, object]) -> dict[str, Shape]:
     """Return shapes as tuples of ints, with 0 for unknown dimensions (0 or -1), without wholly unknown shapes, ``()``.
 
     Raises:
@@ -169,8 +169,9 @@ def known_shapes(shapes: Mapping[str, Any]) -> dict[str, Shape]:
     """
     known: dict[str, Shape] = {}
     for name, shape in shapes.items():
+        extents: Any = shape  # if it is no sequence, the next line raises
         try:
-            dims = read_shape([operator.index(extent) for extent in shape], f"the shape of {name!r}")
+            dims = read_shape([operator.index(extent) for extent in extents], f"the shape of {name!r}")
         except TypeError:
             expected = "a tuple of integers such as (32, 10)"
             raise ShapeError(f"the shape of {name!r} must be {expected}, got {shape!r}") from None

@@ -37,7 +37,7 @@ from weftplan.executor.new_arrays import Groups, arrays_like, fitted, variable_c
 from weftplan.executor.plan_cache import planned_once
 from weftplan.ndarray import NDArray
 from weftplan.planner import PlannedGraph, PlanOptions
-from weftplan.planner.spill.search import places
+from weftplan.planner.spill.search import spill_targets
 from weftplan.storage import offload
 from weftplan.support.array_types import DType, DTypeLike
 from weftplan.support.gc_pause import resting
@@ -239,7 +239,7 @@ def strategy_of(requested: PlanOptions | None, ctx: Context, *, budget: bool) ->
 def _links(options: PlanOptions, ctx: Context) -> tuple[tuple[str, str, float, float], ...]:
     """Return (device, target, bytes per second, latency in seconds) for each offload target with a known link speed."""
     links = []
-    for target in places(ctx, options):
+    for target in spill_targets(ctx, options):
         link_speed = speed(ctx, target.context)
         if link_speed is not None:
             links.append((str(ctx), str(target.context), link_speed.bandwidth, link_speed.latency))

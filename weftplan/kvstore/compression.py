@@ -24,13 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.fixed_order_sums import BLOCK_BYTES
+from weftplan.kvstore.keys import Key
+from weftplan.ndarray import NDArray, empty, zeros
 from weftplan.ops.core.implementations import PACK_STEP
 from weftplan.support import slots
 from weftplan.support.array_types import RawArray
@@ -206,6 +208,37 @@ class Compression:
         meanings = [0, 0, -self.threshold, self.threshold] if self.kind == "2bit" else [-1, 1]
         elements: RawArray = np.array(meanings, DTYPE)[codes]
         return elements
+
+
+class Residuals:
+    """The residual of each gradient that a process compresses, on the gradient's device, and the array for its codes.
+
+    Attributes:
+        arrays: residuals by (key, index in the key's list of gradients).
+        codes: arrays for codes, which a change of the settings invalidates.
+    """
+
+    def __init__(self, arrays: Mapping[tuple[Key, int], NDArray] = MappingProxyType({})) -> None:
+        self.arrays = dict(arrays)
+        self.codes: dict[tuple[Key, int], NDArray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in [*list(self.arrays.values()), *list(self.codes.values())])
+
+    def buffers(self, compression: Compression, key: Key, index: int, gradient: NDArray) -> tuple[NDArray, NDArray]:
+        """Return (residual, array for the codes) of a gradient, created or moved to the gradient's device."""
+        position, context = (key, index), gradient.context
+        residual, codes = self.arrays.get(position), self.codes.get(position)
+        if residual is None:
+            residual, codes = zeros(gradient.shape, ctx=context, dtype=DTYPE), None
+        elif residual.context != context:
+            residual, codes = residual.as_in_context(context), None
+        if codes is None:
+            codes = empty((compression.packed_size(gradient.size),), ctx=context, dtype="uint8")
+        self.arrays[position], self.codes[position] = residual, codes
+        return residual, codes
 
 
 def _array_module(array: RawArray) -> ModuleType:

@@ -6,12 +6,12 @@ all other cases, arrays that the summing device cannot read are copied to it dir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from weftplan.device.context import Context
 from weftplan.errors import KVStoreError
-from weftplan.kvstore.compression import DTYPE, Compression
+from weftplan.kvstore.compression import DTYPE, Compression, Residuals
 from weftplan.kvstore.exchange.between import Between
 from weftplan.kvstore.fixed_order_sums import BlockSum, sum_sequential_block
 from weftplan.kvstore.keys import Key
@@ -19,7 +19,7 @@ from weftplan.kvstore.layout import BucketLayout, Groups
 from weftplan.kvstore.local import KVStoreLocal
 from weftplan.kvstore.stages import HOST, Stage, launch, on_device
 from weftplan.kvstore.ways_of_summing import Item, Near, SumMethod, reads
-from weftplan.ndarray import NDArray, empty, zeros
+from weftplan.ndarray import NDArray
 from weftplan.ndarray.errstate import quietly
 from weftplan.support.array_types import RawArray
 
@@ -32,8 +32,7 @@ class KVStoreDevice(KVStoreLocal):
     def __init__(self, name: str = "device") -> None:
         super().__init__(name)
         self._compression: Compression | None = None
-        self._residuals: dict[tuple[Key, int], NDArray] = {}
-        self._packed: dict[tuple[Key, int], NDArray] = {}
+        self.residuals = Residuals()
         self._between = Between()
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
@@ -66,7 +65,7 @@ class KVStoreDevice(KVStoreLocal):
         with self._turn:
             self._compression = chosen
             self._staging.clear()  # its arrays have the size of uncompressed gradients
-            self._packed.clear()  # another type of compression needs arrays of another size
+            self.residuals.codes.clear()  # another type of compression needs arrays of another size
             self._methods.clear()
             self._version += 1
             self._between.forget()
@@ -76,8 +75,7 @@ class KVStoreDevice(KVStoreLocal):
         figures = super().statistics()
         figures["staging_bytes"] += self._between.nbytes
         if self._compression is not None:
-            held = [*list(self._residuals.values()), *list(self._packed.values())]
-            figures["compression_bytes"] = sum(array.nbytes for array in held)
+            figures["compression_bytes"] = self.residuals.nbytes
         return figures
 
     def buffer_bytes(
@@ -131,8 +129,8 @@ class KVStoreDevice(KVStoreLocal):
     def set_residuals(self, residuals: Mapping[tuple[Key, int], NDArray]) -> None:
         """Replace the residuals, as loaded from a checkpoint, by (key, index in the key's list of gradients)."""
         with self._turn:
-            self._residuals = dict(residuals)
-            self._packed.clear()
+            self.residuals = Residuals(residuals)
+            self._methods.clear()
             self._version += 1
 
     # -- how ------------------------------------------------------------------------------------------------------
@@ -164,24 +162,10 @@ class KVStoreDevice(KVStoreLocal):
             return self._between
         return super()._method(item)
 
-    def _code_buffers(self, key: Key, index: int, array: NDArray) -> tuple[NDArray, NDArray]:
-        """Return (residual, array for the codes) of a gradient, created or moved to the gradient's device."""
-        assert self._compression is not None
-        position, context = (key, index), array.context
-        residual, packed = self._residuals.get(position), self._packed.get(position)
-        if residual is None:
-            residual, packed = zeros(array.shape, ctx=context, dtype=DTYPE), None
-        elif residual.context != context:
-            residual, packed = residual.as_in_context(context), None
-        if packed is None:
-            packed = empty((self._compression.packed_size(array.size),), ctx=context, dtype="uint8")
-        self._residuals[position], self._packed[position] = residual, packed
-        return residual, packed
-
     def _make_method(self, context: Context) -> Near:
         method = super()._make_method(context)
         compression = self._compression
-        return method if compression is None else Packed(method, compression, self._code_buffers)
+        return method if compression is None else Packed(method, compression, self.residuals)
 
 
 class Packed(Near):
@@ -190,15 +174,12 @@ class Packed(Near):
     Args:
         near: the way without compression.
         compression: the settings of compression.
-        buffers: function of a key, an index in its list and a gradient; returns its residual and an array for its
-            codes.
+        residuals: the residual of each gradient.
     """
 
-    def __init__(
-        self, near: Near, compression: Compression, buffers: Callable[[Key, int, NDArray], tuple[NDArray, NDArray]]
-    ) -> None:
+    def __init__(self, near: Near, compression: Compression, residuals: Residuals) -> None:
         super().__init__(near.context, near.block_sum, near.sharing, near.bring)
-        self._compression, self._buffers = compression, buffers
+        self._compression, self._residuals = compression, residuals
 
     def sums(self, items: Sequence[Item], priority: int) -> list[Stage]:
         """Return stages that compress gradients that ``where`` can read, and a stage that sums all decoded gradients.
@@ -210,7 +191,7 @@ class Packed(Near):
         for item in items:
             row = []
             for index, array in enumerate(item.arrays):
-                residual, packed = self._buffers(item.key, index, array)
+                residual, packed = self._residuals.buffers(self._compression, item.key, index, array)
                 stage = self._pack(array, residual, packed)
                 if reads(self.context, array.context):
                     stages.append(stage)

@@ -278,7 +278,8 @@ def _describe(state: State) -> str:
 
 def _to_context(state: State, weight: NDArray) -> State:
     if isinstance(state, NDArray):
-        return state if state.context == weight.context else state.as_in_context(weight.context)
+        current, target = state.chunk.context, weight.chunk.context
+        return state if current is target or current == target else state.as_in_context(target)
     if isinstance(state, tuple | list):
         moved = [_to_context(item, weight) for item in state]
         return moved if isinstance(state, list) else tuple(moved)

@@ -36,6 +36,7 @@ MAX_SECONDS = 0.3
 """Seconds after which the measurement of a call stops; each implementation is timed at least twice."""
 
 _lock = consistent_in_children(Lock())
+"""Held during a measurement, so that measurements do not disturb each other; guards ``_cached``."""
 _cached: dict[str, dict[str, float]] = {}
 
 

@@ -1,4 +1,5 @@
-"""Search for the largest batch that fits a budget, by linear interpolation between plans and by bisection.
+"""Search for the largest batch that fits a budget, by linear interpolation between plans and by bisection, and division
+of a larger batch into micro-batches.
 
 The search assumes that bytes grow with the batch.
 """
@@ -28,6 +29,15 @@ def batch_size(shapes: Shapes) -> int:
         if len(shape):
             return int(shape[0])
     raise PlanError("a batch size needs the shape of an input to go into, such as data=(32, 3, 224, 224)")
+
+
+def fewest_pieces(batch: int, limit: int) -> int:
+    """Return the smallest number of equal micro-batches of a batch, each of at most ``limit`` samples (at least 1).
+
+    >>> fewest_pieces(96, 40), fewest_pieces(7, 3)
+    (3, 7)
+    """
+    return next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= limit)
 
 
 def with_batch(shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
@@ -62,39 +72,39 @@ def largest_batch(total: Callable[[int], int], budget: int) -> tuple[int, int]:
     >>> largest_batch(lambda batch: 100 + 7 * batch, 1000)
     (128, 996)
     """
-    known = {1: total(1)}
-    if known[1] > budget:
+    totals = {1: total(1)}
+    if totals[1] > budget:
         raise BudgetError(
             f"not even a batch of 1 fits the budget of {budget:,} bytes; the smallest budget that works is "
-            f"{pasteable(known[1])}",
-            smallest=known[1],
+            f"{pasteable(totals[1])}",
+            smallest=totals[1],
         )
-    before = 0
+    previous = 0
     fits, fails = 1, LARGEST + 1
     widths: list[int] = []
     while fails - fits > 1:
         if fails > LARGEST:  # no upper bound yet: extrapolate, at most by a factor of 64
-            guess = min(_line(known, before, fits, budget) + 1, 64 * fits) if before else 3
+            guess = min(_line(totals, previous, fits, budget) + 1, 64 * fits) if previous else 3
         elif len(widths) >= 2 and 2 * (fails - fits) > widths[-2]:
             guess = (fits + fails) // 2
             widths.clear()
         else:
-            guess = _line(known, fits, fails, budget)
+            guess = _line(totals, fits, fails, budget)
         guess = min(max(guess, fits + 1), fails - 1)
         if fails <= LARGEST:
             widths.append(fails - fits)
-        known[guess] = total(guess)
-        if known[guess] <= budget:
-            before, fits = fits, guess
+        totals[guess] = total(guess)
+        if totals[guess] <= budget:
+            previous, fits = fits, guess
         else:
             fails = guess
-    return fits, known[fits]
+    return fits, totals[fits]
 
 
-def _line(known: dict[int, int], first: int, second: int, budget: int) -> int:
+def _line(totals: dict[int, int], smaller: int, larger: int, budget: int) -> int:
     """Return the batch at which the line through two measured batches meets the budget."""
-    slope = (known[second] - known[first]) / (second - first)
-    return LARGEST if slope <= 0 else first + int((budget - known[first]) / slope)
+    slope = (totals[larger] - totals[smaller]) / (larger - smaller)
+    return LARGEST if slope <= 0 else smaller + int((budget - totals[smaller]) / slope)
 
 
 class HasBytes(Protocol):

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from weftplan.device.context import Context
-from weftplan.planner.liveness import MOST_STEPS, lifetimes
+from weftplan.planner.liveness import MAX_STEPS, lifetimes
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.packing.reuse import Precedence
 from weftplan.planner.program import IntArray, Program, scratch_of
@@ -37,31 +37,31 @@ class Buffers:
         counted = options.workspaces
         self.workspace = scratch_of(program, added=assignment.added, skipped=assignment.skipped) if counted else {}
         """Scratch bytes of each node that runs and needs any."""
-        where = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
-        self.workspace_nodes = list(where)
+        step_of = {nid: step for step, nid in enumerate(program.order) if nid in self.workspace}
+        self.workspace_nodes = list(step_of)
         # Lists are faster than arrays for a few dozen buffers, as most graphs have.
         unused = int(Kind.UNUSED)
         group = [-1 if kind == unused else k for k, kind in zip(assignment.group, assignment.kind, strict=True)]
         self.entry_group, count = renumbered(group)
         self.num_groups = count
-        first, last, nbytes, device = [len(program.order)] * count, [0] * count, [0] * count, [0] * count
-        sizes, places, makers = program.nbytes, program.device, program.graph.entry_node
+        first_steps, end_steps, nbytes, device = [len(program.order)] * count, [0] * count, [0] * count, [0] * count
+        sizes, devices, makers = program.nbytes, program.device, program.graph.entry_node
         for e, k in enumerate(self.entry_group):
             if k >= 0:
-                if births[e] < first[k]:
-                    first[k] = births[e]
-                if deaths[e] > last[k]:
-                    last[k] = deaths[e]
+                if births[e] < first_steps[k]:
+                    first_steps[k] = births[e]
+                if deaths[e] > end_steps[k]:
+                    end_steps[k] = deaths[e]
                 if sizes[e] > nbytes[k]:
                     nbytes[k] = sizes[e]
-                device[k] = places[makers[e]]
-        moments = list(where.values())
-        self.first = np.array(first + moments, dtype=np.int64)
+                device[k] = devices[makers[e]]
+        moments = list(step_of.values())
+        self.first = np.array(first_steps + moments, dtype=np.int64)
         """First step at which each buffer is alive."""
-        self.last = np.array(last + [moment + 1 for moment in moments], dtype=np.int64)
+        self.last = np.array(end_steps + [moment + 1 for moment in moments], dtype=np.int64)
         """First step at which each buffer is dead."""
-        self.nbytes = np.array(nbytes + [self.workspace[nid] for nid in where], dtype=np.int64)
-        self.device = np.array(device + [places[nid] for nid in where], dtype=np.int64)
+        self.nbytes = np.array(nbytes + [self.workspace[nid] for nid in step_of], dtype=np.int64)
+        self.device = np.array(device + [devices[nid] for nid in step_of], dtype=np.int64)
 
     def live(self, nbytes: IntArray | None = None) -> IntArray:
         """Return live bytes per (device, step); ``nbytes`` replaces the sizes of the buffers."""
@@ -75,7 +75,7 @@ class Buffers:
     @cached_property
     def lower_bound(self) -> int:
         """Sum of the devices' peaks of live bytes."""
-        return _most(self.live())
+        return _max_live(self.live())
 
     def least_peak(self) -> int:
         """Return the lower bound with sizes rounded up to the alignment, as in every plan with slabs.
@@ -85,16 +85,16 @@ class Buffers:
         """
         if self.options.compat == "mxnet":
             return self.lower_bound
-        return _most(self.live(np.array(self.rounded(self.nbytes.tolist(), self.device.tolist()), dtype=np.int64)))
+        return _max_live(self.live(np.array(self.rounded(self.nbytes.tolist(), self.device.tolist()), dtype=np.int64)))
 
     def order(self) -> Precedence | None:
-        """Return the users and the ancestors of each buffer, or None for more than `MOST_STEPS` steps."""
+        """Return the users and the ancestors of each buffer, or None for more than `MAX_STEPS` steps."""
         program, row = self.program, self.program.graph.row
-        if len(program.order) > MOST_STEPS:
+        if len(program.order) > MAX_STEPS:
             return None
-        first, group = self.first.tolist(), self.entry_group
+        births, group = self.first.tolist(), self.entry_group
         # A set of steps is one integer, as in liveness.py. The last item collects the users of entries without a group.
-        users = [0] * self.num_groups + [1 << step for step in first[self.num_groups :]] + [0]
+        users = [0] * self.num_groups + [1 << step for step in births[self.num_groups :]] + [0]
         skipped, all_reads = self.assignment.skipped, program.reads
         needs_of = [0] * program.graph.num_entries
         needs = []
@@ -110,7 +110,7 @@ class Buffers:
                 for e in (*reads, *outputs):
                     users[group[e]] |= bit
             bit <<= 1
-        return Precedence(users[:-1], [needs[step] for step in first])
+        return Precedence(users[:-1], [needs[step] for step in births])
 
     @cached_property
     def _units(self) -> list[int]:
@@ -120,17 +120,20 @@ class Buffers:
     def rounded(self, nbytes: Sequence[int], device: Sequence[int]) -> list[int]:
         """Return the sizes rounded up to the alignment of their devices."""
         units = self._units
-        return [-(-size // units[place]) * units[place] for size, place in zip(nbytes, device, strict=True)]
+        return [
+            -(-size // units[device_number]) * units[device_number]
+            for size, device_number in zip(nbytes, device, strict=True)
+        ]
 
     def unshared(self) -> int:
         """Return the bytes without sharing: one buffer per entry, and per device its largest scratch."""
         program = self.program
-        places, makers, sizes = program.device, program.graph.entry_node, program.nbytes
+        devices, makers, sizes = program.device, program.graph.entry_node, program.nbytes
         placed = [e for e, group in enumerate(self.assignment.group) if group >= 0]
         largest = [0] * len(program.contexts)
         for nid, nbytes in self.workspace.items():
-            largest[places[nid]] = max(largest[places[nid]], nbytes)
-        return sum(self.rounded([sizes[e] for e in placed], [places[makers[e]] for e in placed])) + sum(largest)
+            largest[devices[nid]] = max(largest[devices[nid]], nbytes)
+        return sum(self.rounded([sizes[e] for e in placed], [devices[makers[e]] for e in placed])) + sum(largest)
 
 
 def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:
@@ -139,11 +142,11 @@ def renumbered(numbers: Sequence[int]) -> tuple[list[int], int]:
     >>> renumbered([4, -1, 2, 4])
     ([1, -1, 0, 1], 2)
     """
-    place = {number: k for k, number in enumerate(sorted({*numbers, -1}), -1)}
-    return [place[number] for number in numbers], len(place) - 1
+    new_number = {number: k for k, number in enumerate(sorted({*numbers, -1}), -1)}
+    return [new_number[number] for number in numbers], len(new_number) - 1
 
 
-def _most(live: IntArray) -> int:
+def _max_live(live: IntArray) -> int:
     """Return the sum over rows of the maximum of each row."""
     return int(live.max(axis=1).sum()) if live.shape[1] else 0
 

@@ -127,52 +127,54 @@ class Drafts:
         self._program = program
         self._plain: dict[PlanOptions, Draft] = {}
 
-    def plan(self, options: PlanOptions, *, cost: recompute.Cost, most_time: float | None = None) -> Draft:
+    def plan(self, options: PlanOptions, *, cost: recompute.Cost, max_time: float | None = None) -> Draft:
         """Plan the graph under ``options``, with recomputation and spilling.
 
         Args:
             options: the options.
             cost: returns the seconds of each node.
-            most_time: replaces the recomputation policy by the smallest plan that spends at most this share of a step
+            max_time: replaces the recomputation policy by the smallest plan that spends at most this share of a step
                 on recomputation.
         """
         draft = self.plain(options)
-        asked = options.recompute != "off" or options.budget is not None
-        if not asked and not any(map(attrgetter("asked_twice"), self._program.graph.works)):
+        saves_memory = options.recompute != "off" or options.budget is not None
+        if not saves_memory and not any(map(attrgetter("asked_twice"), self._program.graph.works)):
             return draft
         start = replace(draft, notes=())
-        if spill.wanted(options, draft):
+        if spill.can_spill(options, draft):
             fitted = spill.apply(start, options, cost=cost)
         else:
-            fitted = recompute.apply(start, options, cost=cost, most_time=most_time)
+            fitted = recompute.apply(start, options, cost=cost, max_time=max_time)
         return replace(fitted, notes=(*draft.notes, *fitted.notes))
 
     def plain(self, options: PlanOptions) -> Draft:
         """Plan the graph without recomputation and budget; cached, because planning under a budget starts from it."""
-        asked = options.replace(recompute="off", budget=None)
-        draft = self._plain.get(asked)
+        unrestricted = options.replace(recompute="off", budget=None)
+        draft = self._plain.get(unrestricted)
         if draft is None:
             program = self._program
-            draft = plan_graph(program, asked)
+            draft = plan_graph(program, unrestricted)
             peak = draft.memory.peak
-            if asked.reorder and asked.compat == "none" and peak > 0:
-                chosen = choose_order(program, asked)
-                moved = plan_graph(program.in_order(chosen.nodes), asked) if chosen.nodes != program.order else draft
+            if unrestricted.reorder and unrestricted.compat == "none" and peak > 0:
+                chosen = choose_order(program, unrestricted)
+                moved = (
+                    plan_graph(program.in_order(chosen.nodes), unrestricted) if chosen.nodes != program.order else draft
+                )
                 if _is_better(moved.memory, draft.memory):
                     proof = ", and no order has a lower bound" if chosen.proved else ""
                     note = f"another order of execution lowers the peak from {peak} to {moved.memory.peak} bytes{proof}"
                     draft = replace(moved, notes=(note,))
-            self._plain[asked] = draft
+            self._plain[unrestricted] = draft
         return draft
 
 
-def _is_better(moved: MemoryPlan, given: MemoryPlan) -> bool:
+def _is_better(moved: MemoryPlan, original: MemoryPlan) -> bool:
     """Return whether a plan in another order is better than the plan in the front end's order.
 
     It has a lower peak. A gain of less than 0.5 % must not add waits, which would cost more time than it is worth.
     """
-    more_waits = (moved.num_added_waits or 0) > (given.num_added_waits or 0)
-    return moved.peak < (WORTH_WAITS * given.peak if more_waits else given.peak)
+    more_waits = (moved.num_added_waits or 0) > (original.num_added_waits or 0)
+    return moved.peak < (WORTH_WAITS * original.peak if more_waits else original.peak)
 
 
 Planned = TypeVar("Planned", bound=PlannedSteps)

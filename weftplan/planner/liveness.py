@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from weftplan.planner.program import Program
 
-MOST_STEPS = 8192
+MAX_STEPS = 8192
 """Maximum number of steps for which sets of steps are computed; n steps need n * n / 16 bytes, here 4 MiB."""
 
 
@@ -28,7 +28,7 @@ def dependencies(program: Program) -> list[list[int]]:
     makers = graph.entry_node
     variable = graph.is_variable
     states = {inputs[slot] for work, inputs in zip(graph.works, graph.inputs, strict=True) for slot in work.writes}
-    before: list[list[int]] = [[] for _ in range(graph.num_nodes)]
+    predecessors: list[list[int]] = [[] for _ in range(graph.num_nodes)]
     touched: dict[int, int] = {}
     root = shared_roots(program)
     written = overwritten(program)
@@ -46,8 +46,8 @@ def dependencies(program: Program) -> list[list[int]]:
             if not pair.identity:
                 needs.update(dict.fromkeys(readers[root[graph.inputs[nid][pair.input]]]))
         needs.pop(nid, None)
-        before[nid] = [n for n in needs if not variable[n]]
-    return before
+        predecessors[nid] = [n for n in needs if not variable[n]]
+    return predecessors
 
 
 def shared_roots(program: Program) -> list[int]:
@@ -133,18 +133,18 @@ def deferred(nodes: Sequence[int], rank: Mapping[int, int], *, needs: Callable[[
     [2, 0, 1, 3]
     """
     order: list[int] = []
-    done: set[int] = set()
+    placed: set[int] = set()
     for nid in nodes:
         ahead: set[int] = set()
         stack = [] if nid in rank else [nid]
         while stack:
-            fresh = [n for n in needs(stack.pop()) if n in rank and n not in done and n not in ahead]
+            fresh = [n for n in needs(stack.pop()) if n in rank and n not in placed and n not in ahead]
             ahead.update(fresh)
             stack += fresh
-        done |= ahead
+        placed |= ahead
         order += sorted(ahead, key=rank.__getitem__)
         order += [] if nid in rank else [nid]
-    return [*order, *(nid for nid in nodes if nid in rank and nid not in done)]
+    return [*order, *(nid for nid in nodes if nid in rank and nid not in placed)]
 
 
 def lifetimes(program: Program) -> tuple[list[int], list[int]]:
@@ -155,64 +155,64 @@ def lifetimes(program: Program) -> tuple[list[int], list[int]]:
     """
     graph, row = program.graph, program.graph.row
     end = len(program.order)
-    first = [0] * graph.num_entries
-    last = [0] * graph.num_entries
+    births = [0] * graph.num_entries
+    deaths = [0] * graph.num_entries
     for step, nid in enumerate(program.order):
         for e in program.reads[nid]:
-            last[e] = step + 1
+            deaths[e] = step + 1
         for e in range(row[nid], row[nid + 1]):
-            first[e] = step
-            last[e] = step + 1
+            births[e] = step
+            deaths[e] = step + 1
         for e in program.holds.get(nid, ()):
-            last[e] = max(last[e], step + 1)
+            deaths[e] = max(deaths[e], step + 1)
     for e in graph.outputs:
-        last[e] = end
-    return first, last
+        deaths[e] = end
+    return births, deaths
 
 
-def ancestors(producers: Sequence[Iterable[int]], first: int = 0) -> list[int]:
-    """Return, for each step from ``first`` on, the set of its ancestors and itself.
+def ancestors(producers: Sequence[Iterable[int]], first_step: int = 0) -> list[int]:
+    """Return, for each step from ``first_step`` on, the set of its ancestors and itself.
 
-    An ancestor is a step whose result is needed directly or indirectly. The sets cover the `MOST_STEPS` steps from
-    ``first`` on; bit 0 stands for step ``first``.
+    An ancestor is a step whose result is needed directly or indirectly. The sets cover the `MAX_STEPS` steps from
+    ``first_step`` on; bit 0 stands for step ``first_step``.
 
     Args:
         producers: for each step, the earlier steps whose results it reads.
-        first: first step of the window.
+        first_step: first step of the window.
 
     >>> [bin(found) for found in ancestors([(), (), (0,), (2, 0)])]
     ['0b1', '0b10', '0b101', '0b1101']
     """
     sets: list[int] = []
-    for step in range(first, len(producers)):
-        mine = 1 << (step - first) if step < first + MOST_STEPS else 0
+    for step in range(first_step, len(producers)):
+        mine = 1 << (step - first_step) if step < first_step + MAX_STEPS else 0
         for source in producers[step]:
-            if source >= first:
-                mine |= sets[source - first]
+            if source >= first_step:
+                mine |= sets[source - first_step]
         sets.append(mine)
     return sets
 
 
-def last_needs_others(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
+def last_step_depends(producers: Sequence[Iterable[int]], steps: Sequence[Sequence[int]]) -> list[bool]:
     """Return, for each ascending list of steps, whether all its steps are ancestors of its last step.
 
-    The result is true for a list of at most one step. Sets are computed for `MOST_STEPS` steps at a time, so that their
+    The result is true for a list of at most one step. Sets are computed for `MAX_STEPS` steps at a time, so that their
     memory is linear in the number of steps, not quadratic.
 
-    >>> last_needs_others([(), (), (0,), (2, 0)], [[0, 3], [1, 3], [1]])
+    >>> last_step_depends([(), (), (0,), (2, 0)], [[0, 3], [1, 3], [1]])
     [True, False, True]
     """
     ordered = [True] * len(steps)
-    asked: dict[int, list[tuple[int, int]]] = {}
+    queries: dict[int, list[tuple[int, int]]] = {}
     for k, row in enumerate(steps):
         for step in row[:-1]:
             if step != row[-1]:
-                asked.setdefault(step // MOST_STEPS, []).append((k, step))
-    for block, questions in asked.items():
-        first = block * MOST_STEPS
-        sets = ancestors(producers[: max(steps[k][-1] for k, _ in questions) + 1], first)
+                queries.setdefault(step // MAX_STEPS, []).append((k, step))
+    for block, questions in queries.items():
+        first_step = block * MAX_STEPS
+        sets = ancestors(producers[: max(steps[k][-1] for k, _ in questions) + 1], first_step)
         for k, step in questions:
-            ordered[k] = ordered[k] and bool(sets[steps[k][-1] - first] >> (step - first) & 1)
+            ordered[k] = ordered[k] and bool(sets[steps[k][-1] - first_step] >> (step - first_step) & 1)
     return ordered
 
 

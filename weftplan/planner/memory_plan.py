@@ -95,7 +95,7 @@ class Labels:
         return {inputs[nid][1]: inputs[nid][0] for nid in self._skipped}
 
 
-class Pass(NamedTuple):
+class PassReport(NamedTuple):
     """A pass that ran over the network before its memory was planned."""
 
     name: str
@@ -225,7 +225,7 @@ class MemoryPlan:
     named; a budget does not count them."""
     notes: tuple[str, ...] = ()
     """Descriptions of decisions of the planner that a user may want to know."""
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[PassReport, ...] = ()
     """The passes that changed the graph before it was planned, in their order."""
     pass_seconds: Mapping[str, float] = field(default_factory=dict)
     """Processor time of each pass over the graph, by name, including passes that :attr:`passes` does not list. Empty if
@@ -273,8 +273,8 @@ class MemoryPlan:
         A budget does not count them. See :mod:`weftplan.planner.spill`.
         """
         peers = self.options.peer_contexts
-        others = (n for ctx, n in self.peak_by_device.items() if ctx.device_type == "file" or ctx in peers)
-        return self.on_host + sum(others)
+        targets = (n for ctx, n in self.peak_by_device.items() if ctx.device_type == "file" or ctx in peers)
+        return self.on_host + sum(targets)
 
     @property
     def in_homes(self) -> int:

@@ -193,15 +193,15 @@ class PlanOptions:
         Raises:
             PlanError: a field does not exist, or a value is illegal.
         """
-        known = self.__dataclass_fields__
-        unknown = [name for name in overrides if name not in known]
+        fields = self.__dataclass_fields__
+        unknown = [name for name in overrides if name not in fields]
         if unknown:
-            hint = did_you_mean(unknown[0], known)
-            raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(known)}")
+            hint = did_you_mean(unknown[0], fields)
+            raise PlanError(f"unknown plan option {unknown[0]!r}; {hint}known: {', '.join(fields)}")
         new: dict[str, Any] = {  # 1 is no truth value
             name: value
             for name, value in overrides.items()
-            if type(now := getattr(self, name)) is not type(value) or now != value
+            if type(current := getattr(self, name)) is not type(value) or current != value
         }
         return replace(self, **new) if new else self
 

@@ -30,7 +30,7 @@ from weftplan.planner.buffers import Buffers
 from weftplan.planner.liveness import deferred, dependencies, scheduled
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.order_search import MOST_WORK, PartModel
+from weftplan.planner.order_search import MAX_WORK, PartModel
 from weftplan.planner.program import Program
 from weftplan.planner.storage_assignment import assign
 from weftplan.support.post_order import deepest_first
@@ -63,26 +63,27 @@ def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
     best = ChosenOrder(program.order, lower_bound(program, program.order, options=options), proved=False)
     cuts = program.num_forward, len(program.order)
     parts = [(start, end) for start, end in ((0, cuts[0]), cuts) if start < end]
-    alone = len({program.device[nid] for nid in program.order}) == 1
-    if not alone:
+    one_device = len({program.device[nid] for nid in program.order}) == 1
+    if not one_device:
         for start, end in parts:
             best = _greedy(program, graph, (start, end), best, options=options)
         return best
     models = [
-        PartModel(program, program.order[start:end], before=graph.before, options=options) for start, end in parts
+        PartModel(program, program.order[start:end], predecessors=graph.predecessors, options=options)
+        for start, end in parts
     ]
     # The part with the higher peak first: if that is proved, the other part cannot matter.
     for rank in sorted(range(len(parts)), key=lambda k: -models[k].peak):
         start, end = parts[rank]
-        found = models[rank].search(QUICK_WORK)
-        best = _lower(program, [*best.nodes[:start], *found.nodes, *best.nodes[end:]], best, options=options)
-        if not found.proved:
+        improved = models[rank].search(QUICK_WORK)
+        best = _lower(program, [*best.nodes[:start], *improved.nodes, *best.nodes[end:]], best, options=options)
+        if not improved.proved:
             best = _greedy(program, graph, (start, end), best, options=options)
-            model = PartModel(program, best.nodes[start:end], before=graph.before, options=options)
-            found = model.search(MOST_WORK)
-            best = _lower(program, [*best.nodes[:start], *found.nodes, *best.nodes[end:]], best, options=options)
+            model = PartModel(program, best.nodes[start:end], predecessors=graph.predecessors, options=options)
+            improved = model.search(MAX_WORK)
+            best = _lower(program, [*best.nodes[:start], *improved.nodes, *best.nodes[end:]], best, options=options)
         # The model's peak of an order is never above its bound, so an order whose bound is a proved peak is optimal.
-        if found.proved and found.peak == best.bound:
+        if improved.proved and improved.peak == best.bound:
             return replace(best, proved=True)
     return best
 
@@ -118,11 +119,11 @@ class _Dependencies:
 
     def __init__(self, program: Program) -> None:
         graph = program.graph
-        self.before = dependencies(program)
+        self.predecessors = dependencies(program)
         effects = set(graph.effects)
         fixed = [nid for nid in program.order if nid in effects and not graph.works[nid].may_repeat]
         for earlier, later in pairwise(fixed):
-            self.before[later].append(earlier)
+            self.predecessors[later].append(earlier)
         # External entries need no planned memory, so they count 0 bytes.
         self.size = [0 if program.external[e] else program.nbytes[e] for e in range(graph.num_entries)]
         self.reads = [[e for e in dict.fromkeys(reads) if self.size[e]] for reads in program.reads]
@@ -137,7 +138,7 @@ class _Dependencies:
 
 def _deepest_first(graph: _Dependencies, nodes: list[int]) -> list[int]:
     """Return ``nodes`` in depth-first order, the deepest input first."""
-    return deepest_first(nodes, graph.before)
+    return deepest_first(nodes, graph.predecessors)
 
 
 def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
@@ -148,27 +149,27 @@ def _greedy_forwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     size, reads, readers, forever = graph.size, graph.reads, graph.readers, graph.forever
     inside = set(nodes)
     # Remaining readers of each entry; -1 if it outlives this part.
-    own = {e for nid in nodes for e in graph.outputs[nid]}
-    left: dict[int, int] = {}
+    outputs = {e for nid in nodes for e in graph.outputs[nid]}
+    readers_left: dict[int, int] = {}
     for nid in nodes:
         for e in reads[nid]:
-            if e not in left:
-                here = sum(1 for r in readers[e] if r in inside)
-                kept = e in forever or (e in own and here < len(readers[e]))
-                left[e] = -1 if kept else here
+            if e not in readers_left:
+                inside_readers = sum(1 for r in readers[e] if r in inside)
+                stays = e in forever or (e in outputs and inside_readers < len(readers[e]))
+                readers_left[e] = -1 if stays else inside_readers
 
     def growth(nid: int) -> int:
         gained = sum(size[e] for e in graph.outputs[nid] if readers[e] or e in forever)
-        return gained - sum(size[e] for e in reads[nid] if left[e] == 1)
+        return gained - sum(size[e] for e in reads[nid] if readers_left[e] == 1)
 
     def changed(nid: int) -> Iterator[int]:
         for e in reads[nid]:
-            if left[e] > 0:
-                left[e] -= 1
-                if left[e] == 1:
+            if readers_left[e] > 0:
+                readers_left[e] -= 1
+                if readers_left[e] == 1:
                     yield from readers[e]
 
-    return scheduled(nodes, graph.before, value=growth, changed=changed)
+    return scheduled(nodes, graph.predecessors, value=growth, changed=changed)
 
 
 def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
@@ -180,7 +181,7 @@ def _greedy_backwards(graph: _Dependencies, nodes: list[int]) -> list[int]:
     inside = set(nodes)
     followers: dict[int, list[int]] = {nid: [] for nid in nodes}
     for nid in nodes:
-        for n in graph.before[nid]:
+        for n in graph.predecessors[nid]:
             if n in inside:
                 followers[n].append(nid)
     # Backwards in time, an entry becomes alive at its last reader; an entry that outlives this part is alive already.
@@ -241,13 +242,13 @@ def reversed_backward(program: Program) -> Program:
     part = program.backward
     if any(graph.works[nid].writes for nid in part):
         return program  # a backward part that writes states keeps its order
-    place = {nid: step for step, nid in enumerate(program.forward)}
+    position = {nid: step for step, nid in enumerate(program.forward)}
     needs = dependencies(program)
     urgency: dict[int, int] = {}
     for nid in part:
         controls = graph.controls[nid]
-        if controls and controls[0] in place:
-            urgency[nid] = -place[controls[0]]
+        if controls and controls[0] in position:
+            urgency[nid] = -position[controls[0]]
         else:
             urgency[nid] = max((urgency[m] for m in needs[nid] if m in urgency), default=-program.num_forward)
     return program.in_order([*program.forward, *scheduled(part, needs, value=urgency.__getitem__)])

@@ -9,7 +9,7 @@ that it passes. Work is counted in touched groups, never in seconds, so equal pr
 
 The model counts a group of entries that share memory in every order once, and lets an output overwrite a dying input by
 any allowed pair. So the lower bound of an order is never below the model's peak of that order, except that gradient
-sums in place (:func:`~weftplan.planner.storage_assignment.add_in_place`) are not modelled.
+sums in place (:func:`~weftplan.planner.storage_assignment.add_terms_inplace`) are not modelled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from weftplan.planner.liveness import MOST_STEPS, shared_roots
+from weftplan.planner.liveness import MAX_STEPS, shared_roots
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program, scratch_of
 
-MOST_WORK = 1_500_000
+MAX_WORK = 1_500_000
 """Touched groups after which a search ends without proof; about a second."""
 
 
@@ -51,13 +51,13 @@ class PartModel:
     """
 
     def __init__(
-        self, program: Program, part: Sequence[int], *, before: Sequence[Sequence[int]], options: PlanOptions
+        self, program: Program, part: Sequence[int], *, predecessors: Sequence[Sequence[int]], options: PlanOptions
     ) -> None:
-        """Collect the groups that the nodes ``part`` touch; ``before`` has the dependencies of every node."""
+        """Collect the groups that the nodes ``part`` touch; ``predecessors`` has the dependencies of every node."""
         graph, row = program.graph, program.graph.row
         self.part = part
         number = {nid: k for k, nid in enumerate(part)}
-        self.needs = [[number[n] for n in dict.fromkeys(before[nid]) if n in number] for nid in part]
+        self.needs = [[number[n] for n in dict.fromkeys(predecessors[nid]) if n in number] for nid in part]
         self.followers: list[list[int]] = [[] for _ in part]
         for k, needs in enumerate(self.needs):
             for n in needs:
@@ -79,14 +79,14 @@ class PartModel:
         end = position[part[-1]]
         self.size = [program.nbytes[r] for r in inside]
         self.touched: list[list[int]] = [[] for _ in part]
-        self.left = [0] * len(inside)
+        self.readers_left = [0] * len(inside)
         """Nodes of the part that touch each group, plus one if it outlives the part."""
         for r, g in local.items():
             mine = [number[nid] for nid in touchers[r] if nid in number]
             for k in mine:
                 self.touched[k].append(g)
             outlives = r in forever or max(map(position.__getitem__, touchers[r])) > end
-            self.left[g] = len(mine) + outlives
+            self.readers_left[g] = len(mine) + outlives
         start = position[part[0]]
         scratch = scratch_of(program, added=(), skipped=()) if options.workspaces else {}
         self.added: list[int] = []
@@ -96,8 +96,8 @@ class PartModel:
         self.reusable: list[list[tuple[int, int]]] = []
         """Per output of each node that begins a group: bytes and input group, if this input may be overwritten."""
         for nid in part:
-            own = [e for e in range(row[nid], row[nid + 1]) if planned[e] and root[e] == e]
-            self.born.append(sum(map(program.nbytes.__getitem__, own)))
+            owned = [e for e in range(row[nid], row[nid + 1]) if planned[e] and root[e] == e]
+            self.born.append(sum(map(program.nbytes.__getitem__, owned)))
             self.added.append(self.born[-1] + scratch.get(nid, 0))
             pairs = program.pairs[nid] if options.enable_inplace else ()
             reads = list(map(root.__getitem__, program.reads[nid]))
@@ -105,37 +105,37 @@ class PartModel:
             for pair in pairs:
                 source = root[graph.inputs[nid][pair.input]]
                 out = row[nid] + pair.output
-                if out in own and source in local and reads.count(source) == 1:
+                if out in owned and source in local and reads.count(source) == 1:
                     reusable.append((program.nbytes[out], local[source]))
             self.reusable.append(reusable)
         makers = graph.entry_node
         alive = [r for r in touchers if position.get(makers[r], -1) < start]
-        last = {r: max(map(position.__getitem__, touchers[r])) for r in alive}
-        self.live = sum(program.nbytes[r] for r in alive if r in forever or last[r] >= start)
+        last_toucher = {r: max(map(position.__getitem__, touchers[r])) for r in alive}
+        self.live = sum(program.nbytes[r] for r in alive if r in forever or last_toucher[r] >= start)
         """Live bytes before the part begins."""
         self.peak = max(peaks(self, range(len(part))))
         """Peak of the part in its order."""
 
-    def search(self, most_work: int) -> FoundOrder:
-        """Return the best order of a part that a search of at most about ``most_work`` touched groups finds.
+    def search(self, max_work: int) -> FoundOrder:
+        """Return the best order of a part that a search of at most about ``max_work`` touched groups finds.
 
         The search starts from the order of the part and never returns a higher peak. It does not change a part of more
-        than `MOST_STEPS` nodes.
+        than `MAX_STEPS` nodes.
         """
         part = self.part
         order = list(range(len(part)))
         during = peaks(self, order)
-        if len(part) > MOST_STEPS:
+        if len(part) > MAX_STEPS:
             return FoundOrder(list(part), max(during), proved=False)
         segments = _segments(self)
-        work, proved = most_work, False
+        work, proved = max_work, False
         while work > 0:
             peak = max(during)
             step = during.index(peak)
             ends = list(accumulate(map(len, segments)))
             at = next(k for k, end in enumerate(ends) if step < end)
             earlier = [node for segment in segments[:at] for node in segment]
-            verdict, better, spent = _below(self, earlier, segments[at], limit=peak - 1, most_work=work)
+            verdict, better, spent = _below(self, earlier, segments[at], limit=peak - 1, max_work=work)
             work -= spent
             if better is None:
                 proved = verdict
@@ -171,25 +171,25 @@ class _Run:
 
     def __init__(self, model: PartModel) -> None:
         self.model = model
-        self.left = model.left[:]
+        self.readers_left = model.readers_left[:]
         self.live = model.live
         self.work = 0
 
     def cost(self, node: int) -> tuple[int, int]:
         """Return (live bytes that ``node`` leaves more, live bytes while it runs)."""
-        model, left, size = self.model, self.left, self.model.size
+        model, readers_left, size = self.model, self.readers_left, self.model.size
         touched = model.touched[node]
         self.work += len(touched) + 1
         freed = 0
         for g in touched:
-            if left[g] == 1:
+            if readers_left[g] == 1:
                 freed += size[g]
         saved = 0
         if freed and model.reusable[node]:
             # Each input counts once; with several outputs this may save too much, so the model stays a lower bound.
             groups: dict[int, int] = {}
             for nbytes, g in model.reusable[node]:
-                if left[g] == 1:
+                if readers_left[g] == 1:
                     groups[g] = nbytes
             saved = min(sum(groups.values()), model.born[node])
         return model.born[node] - freed, self.live + model.added[node] - saved
@@ -198,13 +198,13 @@ class _Run:
         """Execute a node that adds ``net`` live bytes."""
         self.live += net
         for g in self.model.touched[node]:
-            self.left[g] -= 1
+            self.readers_left[g] -= 1
 
     def undo(self, node: int, net: int) -> None:
         """Undo the execution of a node."""
         self.live -= net
         for g in self.model.touched[node]:
-            self.left[g] += 1
+            self.readers_left[g] += 1
 
 
 def peaks(model: PartModel, order: Sequence[int]) -> list[int]:
@@ -228,19 +228,19 @@ def _segments(model: PartModel) -> list[list[int]]:
         for n in model.followers[node]:
             descendants[node] |= descendants[n] | 1 << n
     segments: list[list[int]] = []
-    done = 0
+    covered = 0
     for node in range(count):
-        before = ancestors[node]
-        if before.bit_count() + descendants[node].bit_count() == count - 1:
-            inside = before & ~done
+        needed = ancestors[node]
+        if needed.bit_count() + descendants[node].bit_count() == count - 1:
+            inside = needed & ~covered
             segments.append([n for n in range(count) if inside >> n & 1] + [node] if inside else [node])
-            done = before | 1 << node
-    rest = [node for node in range(count) if not done >> node & 1]
-    return [*segments, rest] if rest else segments
+            covered = needed | 1 << node
+    remainder = [node for node in range(count) if not covered >> node & 1]
+    return [*segments, remainder] if remainder else segments
 
 
 def _below(
-    model: PartModel, earlier: Sequence[int], segment: Sequence[int], *, limit: int, most_work: int
+    model: PartModel, earlier: Sequence[int], segment: Sequence[int], *, limit: int, max_work: int
 ) -> tuple[bool, list[int] | None, int]:
     """Search for an order of ``segment``, after ``earlier``, in which at most ``limit`` bytes are live.
 
@@ -258,13 +258,13 @@ def _below(
     bit = {node: 1 << k for k, node in enumerate(segment)}
     ready = {node: None for node in segment if not waiting[node]}
     order: list[tuple[int, int]] = []
-    done = 0
+    executed = 0
 
     def execute(node: int, net: int) -> None:
-        nonlocal done
+        nonlocal executed
         state.run(node, net)
         order.append((node, net))
-        done |= bit[node]
+        executed |= bit[node]
         del ready[node]
         for n in followers[node]:
             waiting[n] -= 1
@@ -272,11 +272,11 @@ def _below(
                 ready[n] = None
 
     def back_to(length: int) -> None:
-        nonlocal done
+        nonlocal executed
         while len(order) > length:
             node, net = order.pop()
             state.undo(node, net)
-            done &= ~bit[node]
+            executed &= ~bit[node]
             for n in followers[node]:
                 if not waiting[n]:
                     del ready[n]
@@ -303,16 +303,16 @@ def _below(
     while len(order) < len(segment):
         length, fits = levels[-1]
         back_to(length)
-        if not fits or state.work > most_work:
+        if not fits or state.work > max_work:
             levels.pop()
-            if state.work > most_work or not levels:
-                return not levels and state.work <= most_work, None, state.work
+            if state.work > max_work or not levels:
+                return not levels and state.work <= max_work, None, state.work
             continue
         net, _, node = fits.pop()
         if node >= 0:
             execute(node, net)
         choices = candidates()
-        if done not in seen:
-            seen.add(done)
+        if executed not in seen:
+            seen.add(executed)
             levels.append((len(order), choices))
     return True, [node for node, _ in order], state.work

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import count
 
-from weftplan.planner.liveness import dependencies, last_needs_others, producers, scheduled
+from weftplan.planner.liveness import dependencies, last_step_depends, producers, scheduled
 from weftplan.planner.match_range import BlockPool, Free
 from weftplan.planner.program import Program
 from weftplan.planner.storage_assignment import Assignment
@@ -51,32 +51,32 @@ class InplaceRule:
         self._pir = pir
         self._fetched = frozenset(program.graph.outputs)
         self._step = {nid: step for step, nid in enumerate(program.order)}
-        self._taken: set[int] = set()
+        self._used_inputs: set[int] = set()
         readers: list[list[int]] = [[] for _ in range(program.graph.num_entries)]
         for step, nid in enumerate(program.order):
             for e in program.reads[nid]:
                 readers[e].append(step)
         self._last_reader = [steps[-1] if steps else -1 for steps in readers]
-        self._ordered = [] if pir else last_needs_others(producers(program), readers)
+        self._ordered = [] if pir else last_step_depends(producers(program), readers)
 
     def __call__(self, nid: int, source: int, out: int) -> bool:
         """Return whether ``out`` of node ``nid`` takes the memory of ``source``; each source is taken at most once."""
         program = self._program
-        place = program.contexts[program.device[nid]].device_type
-        alone = program.graph.inputs[nid].count(source) == 1
-        if source in self._fetched or source in self._taken or place == "cpu_pinned" or not alone:
+        device_type = program.contexts[program.device[nid]].device_type
+        read_once = program.graph.inputs[nid].count(source) == 1
+        if source in self._fetched or source in self._used_inputs or device_type == "cpu_pinned" or not read_once:
             return False
         allowed = self._last_reader[source] == self._step[nid]
         if self._pir:
             allowed &= (
                 program.dtypes[source] == program.dtypes[out]
                 and out not in self._fetched
-                and not (place == "cpu" and program.graph.works[nid].label in NOT_ON_CPU)
+                and not (device_type == "cpu" and program.graph.works[nid].label in NOT_ON_CPU)
             )
         else:
             allowed = allowed and self._ordered[source]
         if allowed:
-            self._taken.add(source)
+            self._used_inputs.add(source)
         return allowed
 
 
@@ -95,7 +95,7 @@ def order_edges(program: Program, assignment: Assignment) -> list[tuple[int, int
     The later node is the first writer of a reused block. It gets an edge from each previous user of the block that does
     not already precede it, by data or by an added edge. All edges lead forward in the order, so they form no cycle.
 
-    Memory is quadratic in the number of steps, so do not call this for more than `MOST_STEPS` steps.
+    Memory is quadratic in the number of steps, so do not call this for more than `MAX_STEPS` steps.
     """
     step_of_entry = producers(program)
     users: dict[int, list[int]] = {}
@@ -110,9 +110,9 @@ def order_edges(program: Program, assignment: Assignment) -> list[tuple[int, int
         placed = [e for e in range(row[nid], row[nid + 1]) if assignment.group[e] >= 0]
         for e in placed:
             group, block = assignment.group[e], assignment.storage[e]
-            before = holder.get(block)
-            if before is not None and before != group:
-                for user in reversed(users[before]):
+            previous = holder.get(block)
+            if previous is not None and previous != group:
+                for user in reversed(users[previous]):
                     if not mine >> user & 1:
                         edges.append((program.order[user], nid))
                         mine |= needs[user]

@@ -257,11 +257,11 @@ class Program:
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
         graph = self.graph
         pairs: list[Sequence[InplacePair]] = []
-        for nid, (work, inputs, first) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
+        for nid, (work, inputs, first_output) in enumerate(zip(graph.works, graph.inputs, graph.row, strict=False)):
             allowed: tuple[InplacePair, ...] = ()
             must = {pair.output for pair in work.over} if work.over else ()
             for pair in work.inplace:
-                source, out = inputs[pair[0]], first + pair[1]
+                source, out = inputs[pair[0]], first_output + pair[1]
                 if external[source] or external[out] or nbytes[source] != nbytes[out] or pair[0] in work.ignored:
                     continue
                 if pair[1] in must:

@@ -55,7 +55,7 @@ def renumbered(
             ``entry_node``); its nodes may be in any order.
         begun: number of leading nodes that keep their numbers.
     """
-    kept = list(range(begun))
+    stays = list(range(begun))
     state = bytearray(len(inputs))  # 0: not visited, 1: on the stack, 2: numbered
     state[:begun] = b"\2" * begun
     for root in roots:
@@ -66,7 +66,7 @@ def renumbered(
                 stack.pop()
                 if state[nid] == 1:
                     state[nid] = 2
-                    kept.append(nid)
+                    stays.append(nid)
                 continue
             state[nid] = 1
             for dep in reversed(controls[nid]):
@@ -76,19 +76,19 @@ def renumbered(
                 if not state[makers[e]]:
                     stack.append(makers[e])
     count = row[begun]
-    node, entry = [*kept[:begun], *[-1] * (len(inputs) - begun)], [*range(count), *[-1] * (len(makers) - count)]
+    node, entry = [*stays[:begun], *[-1] * (len(inputs) - begun)], [*range(count), *[-1] * (len(makers) - count)]
     source = list(range(count))
-    for nid, was in enumerate(kept[begun:], begun):
+    for nid, was in enumerate(stays[begun:], begun):
         node[was] = nid
-        first, end = row[was], row[was + 1]
-        if end - first == 1:  # fast path: most nodes have one output
-            entry[first] = count
-            source.append(first)
+        start, end = row[was], row[was + 1]
+        if end - start == 1:  # fast path: most nodes have one output
+            entry[start] = count
+            source.append(start)
         else:
-            entry[first:end] = range(count, count + end - first)
-            source += range(first, end)
-        count += end - first
-    return Numbering(kept, node, entry, source)
+            entry[start:end] = range(count, count + end - start)
+            source += range(start, end)
+        count += end - start
+    return Numbering(stays, node, entry, source)
 
 
 class Rewrite:
@@ -137,7 +137,7 @@ class Rewrite:
         self.inputs.append(inputs)
         return nid
 
-    def done(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
+    def finish(self, order: Sequence[int], *, more_forward: int = 0) -> Program:
         """Return the rewritten program.
 
         Args:
@@ -150,7 +150,7 @@ class Rewrite:
         program, old, like = self._program, self._program.graph, self._like
         row, makers = [*self._row, len(like)], self.makers
         roots = [*(makers[e] for e in old.outputs), *old.effects]
-        kept, number, entry, old_entries = renumbered(
+        stays, number, entry, old_entries = renumbered(
             roots, inputs=self.inputs, controls=self._controls, row=row, makers=makers
         )
         source = [like[e] for e in old_entries]
@@ -159,23 +159,23 @@ class Rewrite:
             missing = self._names[order[steps.index(-1)]]
             raise PlanError(f"no output and no effect needs step {missing!r}: leave it out or add it to the effects")
         # The node of the original graph that each node runs; None for a copy.
-        stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in kept]
-        targets = (self._copied_to[was] for was in kept if was in self._copied_to)
+        stands_for = [None if was in self._copied_to else self._twin_of.get(was, was) for was in stays]
+        targets = (self._copied_to[was] for was in stays if was in self._copied_to)
         contexts = tuple(dict.fromkeys((*program.contexts, *targets)))
         device = [
             contexts.index(self._copied_to[was]) if original is None else program.device[original]
-            for was, original in zip(kept, stands_for, strict=True)
+            for was, original in zip(stays, stands_for, strict=True)
         ]
         graph = Graph(
-            names=[self._names[was] for was in kept],
-            works=[self._works[was] for was in kept],
-            inputs=[[entry[e] for e in self.inputs[was]] for was in kept],
-            controls=[[number[n] for n in self._controls[was]] for was in kept],
-            counts=[row[was + 1] - row[was] for was in kept],
+            names=[self._names[was] for was in stays],
+            works=[self._works[was] for was in stays],
+            inputs=[[entry[e] for e in self.inputs[was]] for was in stays],
+            controls=[[number[n] for n in self._controls[was]] for was in stays],
+            counts=[row[was + 1] - row[was] for was in stays],
             heads=[entry[e] for e in old.outputs],
             effects=[number[nid] for nid in old.effects],
             origin=[-1 if original is None else old.origin[original] for original in stands_for],
-            again=frozenset(nid for nid, was in enumerate(kept) if was in self._twin_of or was in old.again),
+            again=frozenset(nid for nid, was in enumerate(stays) if was in self._twin_of or was in old.again),
             base=old.base or old,
         )
         # A copy of a gradient is not itself written to an array of the caller.
@@ -217,8 +217,8 @@ def repeatable(program: Program) -> list[int]:
     a twin would read the changed value.
     """
     graph = program.graph
-    kept = {graph.entry_node[e] for e in (*graph.outputs, *program.held)}
-    able = [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in kept]
+    required = {graph.entry_node[e] for e in (*graph.outputs, *program.held)}
+    able = [nid for nid in program.forward if graph.works[nid].may_repeat and nid not in required]
     changed = overwritten(program)
     if not changed:
         return able
@@ -231,13 +231,13 @@ def needed_twins(program: Program, chosen: Collection[int]) -> list[int]:
     """Return the nodes of ``chosen`` that a backward node needs directly or through other twins, in execution order."""
     reads = program.reads
     maker = program.graph.entry_node
-    wanted: set[int] = set()
+    needed: set[int] = set()
     chosen = frozenset(chosen)
     for step in range(len(program.order) - 1, -1, -1):
         nid = program.order[step]
-        if step >= program.num_forward or nid in wanted:
-            wanted.update(source for e in reads[nid] if (source := int(maker[e])) in chosen)
-    return [nid for nid in program.forward if nid in wanted]
+        if step >= program.num_forward or nid in needed:
+            needed.update(source for e in reads[nid] if (source := int(maker[e])) in chosen)
+    return [nid for nid in program.forward if nid in needed]
 
 
 def repeat(program: Program, chosen: Collection[int]) -> Program:
@@ -251,23 +251,25 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     graph = program.graph
     makers = graph.entry_node
     changed = Rewrite(program)
-    first: dict[int, int] = {}
+    first_reader: dict[int, int] = {}
 
     def redirected(nid: int) -> list[int]:
         """Return the inputs of a node, redirected to twins except in ignored slots."""
         ignored = graph.works[nid].ignored
         return [
-            e if slot in ignored or (maker := makers[e]) not in first else first[maker] + e - graph.row[maker]
+            e
+            if slot in ignored or (maker := makers[e]) not in first_reader
+            else first_reader[maker] + e - graph.row[maker]
             for slot, e in enumerate(graph.inputs[nid])
         ]
 
     for nid in twins:
-        first[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
+        first_reader[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
     for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
-    rank = {changed.makers[first[nid]]: k for k, nid in enumerate(twins)}
+    rank = {changed.makers[first_reader[nid]]: k for k, nid in enumerate(twins)}
     order = deferred(program.backward, rank, needs=lambda nid: [changed.makers[e] for e in changed.inputs[nid]])
-    return changed.done([*program.forward, *order])
+    return changed.finish([*program.forward, *order])
 
 
 OUT, BACK = "_spill", "_fetch"
@@ -324,4 +326,4 @@ def spilled(program: Program, spills: Sequence[Spill]) -> Program:
             steps.extend(outs.get(step, ()))
         steps.extend(backs.get(step, ()))
         steps.append(nid)
-    return changed.done(steps, more_forward=len(spills))
+    return changed.finish(steps, more_forward=len(spills))

@@ -68,16 +68,16 @@ def blocks(
             device.append(key[0])
         nbytes[pool] = max(nbytes[pool], buffers.workspace[nid])
         workspace_storage[nid] = pool
-    one_slab = buffers.options.strategy not in ("match_range", "none")
+    shares_slab = buffers.options.strategy not in ("match_range", "none")
     # Allocations are rounded up to the alignment; MXNet does not count the rounding.
-    separate = buffers.options.compat == "mxnet" and not one_slab
-    room = nbytes if separate else buffers.rounded(nbytes, device)
+    separate = buffers.options.compat == "mxnet" and not shares_slab
+    reserved = nbytes if separate else buffers.rounded(nbytes, device)
 
     def plan() -> MemoryPlan:
         count = len(nbytes)
         slab, offset = np.arange(count), np.zeros(count, dtype=np.int64)
-        slab_device, slab_nbytes = np.array(device, dtype=np.int64), np.array(room, dtype=np.int64)
-        if one_slab:
+        slab_device, slab_nbytes = np.array(device, dtype=np.int64), np.array(reserved, dtype=np.int64)
+        if shares_slab:
             slab_device, slab = _by_device(slab_device)
             sizes, slab_nbytes = slab_nbytes, np.zeros(len(slab_device), dtype=np.int64)
             for index in range(len(slab_device)):
@@ -101,7 +101,7 @@ def blocks(
             **_common(buffers),
         )
 
-    return sum(room), plan
+    return sum(reserved), plan
 
 
 def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer: Packer = pack) -> MemoryPlan:
@@ -121,15 +121,15 @@ def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer
     for index in slab_device.tolist():
         mine = ((buffers.device == index) & (buffers.nbytes > 0)).nonzero()[0]
         alignment = buffers.options.alignment or alignment_of(program.contexts[index])
-        top = room = 0
+        top = headroom = 0
         parts = _parts(buffers, mine, color)
         if len(parts) > 1 and order is not None:
             rounded = np.zeros((len(parts), count), dtype=np.int64)
             for row, part in zip(rounded, parts, strict=True):
                 row[part] = buffers.rounded(buffers.nbytes[part].tolist(), buffers.device[part].tolist())
-            room, parts = sum(int(buffers.live(row).max()) for row in rounded), [mine]
+            headroom, parts = sum(int(buffers.live(row).max()) for row in rounded), [mine]
         for part in parts:
-            packed, reused = _packed(buffers, part, alignment=alignment, order=order, room=room, pack=packer)
+            packed, reused = _packed(buffers, part, alignment=alignment, order=order, room=headroom, pack=packer)
             top = -(-top // alignment) * alignment
             offset[part] = packed.offsets + top
             top += int(packed.peak)
@@ -137,7 +137,7 @@ def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer
         slab_nbytes.append(top)
     workspace_storage = np.full(program.graph.num_nodes, -1, dtype=np.int32)
     workspace_storage[buffers.workspace_nodes] = np.arange(buffers.num_groups, count)
-    pointers, rows = _in_one(edges, count)
+    pointers, rows = _concatenated(edges, count)
     return MemoryPlan(
         strategy=name,
         entry_storage=np.array(buffers.entry_group, dtype=np.int32),
@@ -155,7 +155,7 @@ def arena(buffers: Buffers, color: Sequence[int], *, name: str = "arena", packer
     )
 
 
-def _in_one(edges: Sequence[tuple[IntArray, IntArray, IntArray]], count: int) -> tuple[IntArray, IntArray]:
+def _concatenated(edges: Sequence[tuple[IntArray, IntArray, IntArray]], count: int) -> tuple[IntArray, IntArray]:
     """Return the reuse edges of all parts as one compressed row matrix over ``count`` buffers.
 
     Each part is given as (its buffers, row pointers, earlier buffers), numbered within the part.
@@ -195,23 +195,28 @@ def _packed(
     Raises:
         PlanError: the packing is invalid.
     """
-    lower, upper, size, known = buffers.first, buffers.last, buffers.nbytes, order
+    lower, upper, size, precedence = buffers.first, buffers.last, buffers.nbytes, order
     if len(part) < len(size):
-        lower, upper, size, known = lower[part], upper[part], size[part], None if order is None else order.take(part)
+        lower, upper, size, precedence = (
+            lower[part],
+            upper[part],
+            size[part],
+            None if order is None else order.take(part),
+        )
     effort = buffers.options.effort
-    first = cast(Effort, "fast" if effort == "auto" else effort)
-    packed = pack(lower, upper, size, alignment=alignment, effort=first, order=known, room=room)
+    quick_effort = cast(Effort, "fast" if effort == "auto" else effort)
+    packed = pack(lower, upper, size, alignment=alignment, effort=quick_effort, order=precedence, room=room)
     edges = judged(lower, upper, size, packed.offsets, alignment=alignment)
     wasted = packed.peak - packed.lower_bound
     if effort == "auto" and not room and wasted > packed.lower_bound // 200:
-        harder = pack(lower, upper, size, alignment=alignment, effort="normal", order=known)
+        harder = pack(lower, upper, size, alignment=alignment, effort="normal", order=precedence)
         try:
-            others = judged(lower, upper, size, harder.offsets, alignment=alignment)
+            later_waits = judged(lower, upper, size, harder.offsets, alignment=alignment)
         except PlanError as error:
             warnings.warn(f"a search for better offsets failed and is not used: {error}", RuntimeWarning, stacklevel=2)
         else:
             if harder.peak < packed.peak:
-                packed, edges = harder, others
+                packed, edges = harder, later_waits
     return packed, edges
 
 

@@ -56,7 +56,7 @@ class Assignment:
     inplace: list[int]
     """Slot of the input that each entry overwrites; -1 if it overwrites none."""
     skipped: set[int]
-    """Nodes that must not run: see :func:`add_in_place`."""
+    """Nodes that must not run: see :func:`add_terms_inplace`."""
     added: set[int]
     """Entries that their makers add to a partial sum."""
 
@@ -90,7 +90,9 @@ def assign(
     group = [-1] * graph.num_entries
     num_groups = 0
     inplace = [-1] * graph.num_entries
-    own, shared, in_place, unused, outside = map(int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL))
+    owned, shared, inplace_kind, unused, outside = map(
+        int, (Kind.OWN, Kind.SHARED, Kind.INPLACE, Kind.UNUSED, Kind.EXTERNAL)
+    )
     kind = external.translate(bytearray.maketrans(b"\0\1", bytes((unused, outside))))
     keeps = keep_unused or compute_unused
     live: list[int] = []  # per storage: number of remaining reads of its entries
@@ -103,7 +105,7 @@ def assign(
                 storage[start + out] = storage[source]
                 live[storage[source]] += refs[start + out]
                 inplace[start + out] = i
-                kind[start + out] = in_place
+                kind[start + out] = inplace_kind
                 group[start + out] = group[source]
         if enable_inplace and pairs[nid] and not (never and graph.works[nid].label in never):
             for i, out, identity in pairs[nid]:
@@ -118,7 +120,7 @@ def assign(
                     storage[out] = block
                     live[block] += refs[out]
                     inplace[out] = i
-                    kind[out] = in_place
+                    kind[out] = inplace_kind
                     group[out] = group[source]
         todo: Sequence[int]
         if end - start == 1:  # fast path: most nodes have one output
@@ -131,7 +133,7 @@ def assign(
             block = pool.allocate(e, device[nid], nid)
             if block == len(live):
                 live.append(refs[e])
-                kind[e] = own
+                kind[e] = owned
             else:
                 live[block] = refs[e]
                 kind[e] = shared
@@ -141,8 +143,8 @@ def assign(
         for e in (*reads[nid], *holds[nid]) if nid in holds else reads[nid]:
             block = storage[e]
             if block >= 0:
-                left = live[block] = live[block] - 1
-                if not left:
+                readers_left = live[block] = live[block] - 1
+                if not readers_left:
                     pool.release(block, nid)
         for e in range(start, end) if keeps else ():
             if not refs[e] and storage[e] >= 0:
@@ -152,7 +154,7 @@ def assign(
     return Assignment(storage, group, kind, inplace, set(), set())
 
 
-def add_in_place(program: Program, plain: Assignment) -> Assignment:
+def add_terms_inplace(program: Program, plain: Assignment) -> Assignment:
     """Return ``plain`` with gradient sums replaced by in-place additions.
 
     If a sum node computes ``out = total + term`` with ``out`` in place of ``total``, the maker of ``term`` adds to
@@ -178,16 +180,16 @@ def add_in_place(program: Program, plain: Assignment) -> Assignment:
         total, term = graph.inputs[nid]
         out = row[nid]
         group = summed.group[out]
-        maker, before = entry_node[term], entry_node[total]
+        maker, partial = entry_node[term], entry_node[total]
         if (
             group < 0
             or summed.group[total] != group
             or summed.group[term] < 0
             or summed.group[term] == group
             or maker not in position
-            or before not in position
+            or partial not in position
             or program.refs[term] != 1
-            or position[before] >= position[maker]
+            or position[partial] >= position[maker]
             or program.device[maker] != program.device[nid]
             or graph.works[maker].only_overwrites
             or maker in summed.skipped

@@ -15,14 +15,14 @@ from typing import Any, Protocol, TypeVar, cast
 from weftplan.errors import PlanError
 from weftplan.planner import paddle
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.liveness import MOST_STEPS
+from weftplan.planner.liveness import MAX_STEPS
 from weftplan.planner.match_range import BlockPool, colors
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import STRATEGIES, PlanOptions
 from weftplan.planner.packing import pack
 from weftplan.planner.program import Program
 from weftplan.planner.slabs import Packer, arena, blocks
-from weftplan.planner.storage_assignment import Assignment, add_in_place, assign
+from weftplan.planner.storage_assignment import Assignment, add_terms_inplace, assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedStorages:
     """A storage assignment with the facts needed to place the storages."""
 
     assignment: Assignment
@@ -58,11 +58,11 @@ class Strategy(Protocol):
         """Value of ``PlanOptions.strategy`` that selects this strategy."""
         ...
 
-    def assign(self, program: Program, options: PlanOptions) -> Shared:
+    def assign(self, program: Program, options: PlanOptions) -> SharedStorages:
         """Assign a storage to every entry; the planner then also tries in-place gradient sums."""
         ...
 
-    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+    def place(self, buffers: Buffers, shared: SharedStorages) -> MemoryPlan:
         """Assign a slab and an offset to every buffer of one assignment."""
         ...
 
@@ -118,7 +118,7 @@ def _variants(program: Program, options: PlanOptions, plain: Assignment) -> list
     """Return the buffers of each variant of an assignment: plain, and with gradient sums added in place."""
     variants = [plain]
     if options.enable_inplace and options.compat not in paddle.COMPAT:
-        summed = add_in_place(program, plain)
+        summed = add_terms_inplace(program, plain)
         if summed.skipped:
             # The scratch of additions may exceed the savings, so both variants are planned. MXNet does not compare.
             variants = [summed] if options.compat == "mxnet" else [plain, summed]
@@ -135,18 +135,18 @@ class WholeBlocks:
     name: str
     reuse: bool
 
-    def assign(self, program: Program, options: PlanOptions) -> Shared:
+    def assign(self, program: Program, options: PlanOptions) -> SharedStorages:
         """Assign a block to every entry with MXNet's or Paddle's allocator."""
-        return whole_blocks(program, options, options.match_range if self.reuse else 0)
+        return match_blocks(program, options, options.match_range if self.reuse else 0)
 
-    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+    def place(self, buffers: Buffers, shared: SharedStorages) -> MemoryPlan:
         """Place all blocks without overlap."""
         return self.placed(buffers, shared)[1]()
 
-    def placed(self, buffers: Buffers, shared: Shared) -> tuple[int, Callable[[], MemoryPlan]]:
+    def placed(self, buffers: Buffers, shared: SharedStorages) -> tuple[int, Callable[[], MemoryPlan]]:
         """Return the plan's bytes and a function that builds the plan, which takes longer."""
         waits = None
-        if self.reuse and buffers.options.compat == "paddle" and len(buffers.program.order) <= MOST_STEPS:
+        if self.reuse and buffers.options.compat == "paddle" and len(buffers.program.order) <= MAX_STEPS:
             waits = len(paddle.order_edges(buffers.program, buffers.assignment))
         return blocks(buffers, self.name, reported_bytes=shared.block_bytes, color=shared.color, added_waits=waits)
 
@@ -158,11 +158,11 @@ class Arena:
     name: str
     packer: Packer = pack
 
-    def assign(self, program: Program, options: PlanOptions) -> Shared:
+    def assign(self, program: Program, options: PlanOptions) -> SharedStorages:
         """Assign blocks as :class:`WholeBlocks` does; the placement uses only their groups of in-place entries."""
-        return whole_blocks(program, options, options.match_range)
+        return match_blocks(program, options, options.match_range)
 
-    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+    def place(self, buffers: Buffers, shared: SharedStorages) -> MemoryPlan:
         """Assign an offset to every group and every workspace."""
         return arena(buffers, shared.color, name=self.name, packer=self.packer)
 
@@ -175,11 +175,11 @@ class Smallest:
     blocks: WholeBlocks
     offsets: Strategy
 
-    def assign(self, program: Program, options: PlanOptions) -> Shared:
+    def assign(self, program: Program, options: PlanOptions) -> SharedStorages:
         """Assign storages once for both strategies."""
         return self.blocks.assign(program, options)
 
-    def place(self, buffers: Buffers, shared: Shared) -> MemoryPlan:
+    def place(self, buffers: Buffers, shared: SharedStorages) -> MemoryPlan:
         """Return the smaller plan; skip a strategy that cannot win."""
         # Without in-place sums, whole blocks need at least the bytes that MXNet's rule counts.
         counted = buffers.options.sizes != "mxnet" and not buffers.assignment.added
@@ -187,15 +187,15 @@ class Smallest:
         packed = self.offsets.place(buffers, shared) if least > buffers.lower_bound else None
         if packed is not None and packed.peak < least:
             return packed
-        peak, whole = self.blocks.placed(buffers, shared)
+        peak, whole_block_plan = self.blocks.placed(buffers, shared)
         if peak != buffers.lower_bound:
             packed = packed or self.offsets.place(buffers, shared)
             if packed.peak < peak:
                 return packed
-        return whole()
+        return whole_block_plan()
 
 
-def whole_blocks(program: Program, options: PlanOptions, match_range: int) -> Shared:
+def match_blocks(program: Program, options: PlanOptions, match_range: int) -> SharedStorages:
     """Assign blocks by the rules of MXNet or, if ``options.compat`` says so, of Paddle.
 
     With ``auto_search``, match ranges 1, 2, 4, … are tried and the first with the smallest total is kept.
@@ -216,7 +216,7 @@ def whole_blocks(program: Program, options: PlanOptions, match_range: int) -> Sh
         how.update(keep_unused=options.compat == "mxnet", compute_unused=not options.drop_dead_outputs)
     walked = [assign(program, pool, **how) for pool in pools]
     least = min(range(len(pools)), key=lambda k: sum(pools[k].block_bytes))
-    return Shared(walked[least], sum(pools[least].block_bytes), color)
+    return SharedStorages(walked[least], sum(pools[least].block_bytes), color)
 
 
 register(Smallest("auto", blocks=WholeBlocks("match_range", reuse=True), offsets=Arena("arena")))

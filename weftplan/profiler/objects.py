@@ -94,7 +94,7 @@ class Counter:
     def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain
         self.name = str(name)
-        self._lock = consistent_in_children(Lock())
+        self._lock = consistent_in_children(Lock())  # a change and its record are one step, so records are in order
         self.value = 0.0
         if value is not None:
             self.set_value(value)

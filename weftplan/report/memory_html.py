@@ -24,9 +24,7 @@ def memory_html(snapshot: Snapshot) -> str:
             )
         ]
     }
-    marks = {
-        "SETTINGS": html.escape(snapshot.settings),
-    }
+    marks = {"TITLE": "Memory snapshot", "SETTINGS": html.escape(snapshot.settings)}
     return filled("memory_page.html", data, marks)
 
 

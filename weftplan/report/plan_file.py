@@ -17,7 +17,7 @@ from weftplan.device.context import Context
 from weftplan.errors import FormatError, MXNetError
 from weftplan.ops.core.floats import dtype_of
 from weftplan.ops.core.schema import DType, Shape
-from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
+from weftplan.planner.memory_plan import Labels, MemoryPlan, PassReport
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.storage_assignment import Kind
 from weftplan.support.array_types import DTypeLike, RawArray
@@ -192,7 +192,7 @@ def _plan(document: dict[str, Any]) -> MemoryPlan:
         elsewhere=int(document.get("elsewhere", 0)),
         notes=tuple(str(note) for note in document["notes"]),
         passes=tuple(
-            Pass(str(graph_pass["name"]), str(graph_pass["changed"]), str(graph_pass["switch"]))
+            PassReport(str(graph_pass["name"]), str(graph_pass["changed"]), str(graph_pass["switch"]))
             for graph_pass in document.get("passes", ())
         ),
         kernels={str(name): str(text) for name, text in document.get("kernels", {}).items()},

@@ -13,16 +13,19 @@ from weftplan.report.plan_text import story
 
 MAX_BARS = 20_000
 """Most buffers on a page; the largest are shown. A browser draws this number without delay."""
-LEGEND = {
-    "weights": "weights",
-    "activations": "activations",
-    "gradients": "gradients",
-    "scratch": "scratch",
-    "recomputed": "computed again",
-    "spilled": "waiting on the host",
-    "states": "optimizer states",
+USES = {
+    "weights": ("weights", "#009e73", "#2bb38a"),
+    "activations": ("activations", "#0072b2", "#3d9bd8"),
+    "gradients": ("gradients", "#e69f00", "#e6a52e"),
+    "scratch": ("scratch", "#9aa3ad", "#77828f"),
+    "recomputed": ("computed again", "#56b4e9", "#8fcdf2"),
+    "spilled": ("waiting on the host", "#cc79a7", "#d78fb6"),
+    "states": ("optimizer states", "#b8a13a", "#cdb85a"),
 }
-"""The meaning of each colour, in the order of the legend."""
+"""The uses of memory in the order of the legend: words, colour on a light page, colour on a dark page.
+
+Pages and pictures take them from here. The colours are safe for colour-blind readers.
+"""
 COLUMNS = (
     "name",
     "kind",
@@ -58,6 +61,8 @@ def plan_html(plan: MemoryPlan, *, title: str = "memory plan", tables: Iterable[
             f"<td>{html.escape(plan_figures.meaning(name))}</td></tr>"
             for name, nbytes in plan_figures.facts(plan)
         ),
+        "LIGHT": " ".join(f"--{use}: {light};" for use, (_, light, _) in USES.items()),
+        "DARK": " ".join(f"--{use}: {dark};" for use, (_, _, dark) in USES.items()),
         "STRATEGY": html.escape(plan.strategy),
         "LEFT_OUT": html.escape(plan.left_out),
         "TABLES": "".join(f"<pre>{html.escape(table)}</pre>" for table in tables),
@@ -102,7 +107,7 @@ def _data(plan: MemoryPlan) -> tuple[dict[str, object], int]:
     ]
     used = {bar.use for bar in shown} | {band["use"] for band in _bands(plan)}
     data = {
-        "uses": [[use, label] for use, label in LEGEND.items() if use in used],
+        "uses": [[use, label] for use, (label, _, _) in USES.items() if use in used],
         "steps": len(plan.labels.steps),
         "forward": plan.num_forward,
         "devices": devices,

@@ -12,17 +12,8 @@ import numpy as np
 from weftplan.device.amounts import unit_of
 from weftplan.errors import MXNetError
 from weftplan.planner.memory_plan import MemoryPlan
-from weftplan.report.plan_html import LEGEND
+from weftplan.report.plan_html import USES
 from weftplan.support.atomic_files import replacing
-
-COLOURS = {
-    "activations": "#0072b2",
-    "gradients": "#e69f00",
-    "scratch": "#9aa3ad",
-    "recomputed": "#56b4e9",
-    "spilled": "#cc79a7",
-}
-"""A colour for each use of memory, safe for colour-blind readers; the HTML page uses the same colours."""
 
 
 @cache
@@ -69,7 +60,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
         [Rectangle((b.first, b.address / unit), b.last - b.first, b.nbytes / unit) for b in bars],
         edgecolor="white",
         linewidth=0.3,
-        facecolor=[COLOURS[bar.use] for bar in bars],
+        facecolor=[USES[bar.use][1] for bar in bars],
     )
     axes.add_collection(collection)
     steps = len(plan.labels.steps)
@@ -93,7 +84,7 @@ def plot_plan(plan: MemoryPlan, path: str | PathLike[str] | None = None, *, titl
         loc="left",
     )
     used = {bar.use for bar in bars}
-    patches = [Patch(facecolor=colour, label=LEGEND[use]) for use, colour in COLOURS.items() if use in used]
+    patches = [Patch(facecolor=colour, label=label) for use, (label, colour, _) in USES.items() if use in used]
     handles = [*patches, *axes.lines]  # each line has its own colour and dashes, and its name in the legend
     figure.legend(handles=handles, loc="outside lower center", ncols=(len(handles) + 1) // 2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from weftplan.errors import DTypeError, MXNetError, ShapeError
 from weftplan.ops.core.params import p_dtype
@@ -26,6 +26,7 @@ from weftplan.symbol.inference import solver as infer
 from weftplan.symbol.node import warn
 
 T = TypeVar("T")
+Fact = TypeVar("Fact")
 
 
 def print_summary(
@@ -232,8 +233,8 @@ def plot_network(
 def _inferred(
     symbol: Symbol,
     name: str,
-    inputs: Mapping[str, Any] | None,
-    infer_values: Callable[[list[Node], Mapping[str, Any]], Sequence[T | None]],
+    inputs: Mapping[str, Fact] | None,
+    infer_values: Callable[[list[Node], Mapping[str, Fact]], Sequence[T | None]],
     error: type[MXNetError],
 ) -> dict[Entry, T]:
     """Return the shape or dtype, called ``name``, of every entry; empty if ``inputs`` is None.

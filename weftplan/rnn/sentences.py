@@ -14,8 +14,8 @@ import numpy as np
 
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.data.data_iter import DataIter
-from weftplan.data.iterator_state import State, checked_integer, key_in, make_state, read_state
 from weftplan.data.random_draws import generator, order_key
+from weftplan.data.resumable_position import State, checked_integer, key_in, make_state, read_state
 from weftplan.errors import ParameterError
 from weftplan.ndarray import array
 from weftplan.support.array_types import DTypeLike

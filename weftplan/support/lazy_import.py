@@ -24,6 +24,7 @@ from typing import Any, cast
 import weftplan.locks  # noqa: F401  # registers its hooks of forks before those below: before a fork the last comes first
 
 _FORK_PATIENCE_S = 10.0
+"""Maximum seconds that a fork waits for imports of other threads; the slowest, of PyTorch, takes a few seconds."""
 _importing: list[int] = []
 """Identifiers of the threads that are importing, one item per import."""
 

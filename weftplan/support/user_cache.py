@@ -28,7 +28,8 @@ KINDS = ("kernels", "plans")
 MOST = 256 << 20
 """Maximum bytes in the folder of a kind; the oldest files are removed first. A plan of 2,000 nodes takes 0.4 MB, a
 compiled module 10 KB."""
-MOST_FILES = 8192
+MAX_FILES = 8192
+"""Maximum files in the folder of a kind, so that listing it when a limit is checked takes milliseconds."""
 _SHARDS = 16
 """Sub-folders of a kind, one for each first digit of a name; each holds its share of both limits."""
 _OURS = "weftplan"
@@ -172,7 +173,7 @@ def load(directory: Path | None, name: str) -> bytes | None:
 def keep(directory: Path | None, name: str, content: bytes) -> bool:
     """Store an object under a :func:`key`; return False if that is not possible.
 
-    One call in sixteen removes the oldest files, until at most :data:`MOST` bytes and :data:`MOST_FILES` files remain.
+    One call in sixteen removes the oldest files, until at most :data:`MOST` bytes and :data:`MAX_FILES` files remain.
     """
     if directory is None:
         return False
@@ -190,7 +191,7 @@ def keep(directory: Path | None, name: str, content: bytes) -> bool:
         # A file damaged by a power loss does not match its hash.
         put(os.path.join(shard, name), b"".join((_MAGIC, hashlib.sha256(content).digest(), content)))
         if name[1:2] in ("", "0"):  # names are hashes: one in sixteen
-            _drop_eldest(shard, MOST // _SHARDS, MOST_FILES // _SHARDS)
+            _drop_eldest(shard, MOST // _SHARDS, MAX_FILES // _SHARDS)
     except OSError:
         return False
     return True

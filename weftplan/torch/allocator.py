@@ -65,20 +65,18 @@ class Settings:
             values[key] = value
         known = ("expandable_segments", "max_split_size_mb", "garbage_collection_threshold")
         for key in values.keys() - set(known):
-            why = (
-                "is not modelled" if key in IGNORED else f"is unknown: {did_you_mean(key, known) or 'expected one of'}"
-            )
-            raise PlanError(f"PYTORCH_CUDA_ALLOC_CONF: {key!r} {why} {', '.join(known)}")
+            why = "is not modelled: " if key in IGNORED else f"is unknown: {did_you_mean(key, known)}"
+            raise PlanError(f"PYTORCH_CUDA_ALLOC_CONF: {key!r} {why}leave it out, or use {', '.join(known)}")
         try:
             split = int(values["max_split_size_mb"]) * MIB if "max_split_size_mb" in values else None
             threshold = float(values.get("garbage_collection_threshold", "0"))
             expandable = {"True": True, "False": False}[values.get("expandable_segments", "False")]
-        except (ValueError, KeyError) as error:
-            raise PlanError(f"PYTORCH_CUDA_ALLOC_CONF: the value {error} is invalid in {text!r}") from None
+        except (ValueError, KeyError):
+            split, threshold, expandable = 0, 0.0, False
         if (split is not None and split <= LARGE_SEGMENT) or not 0 <= threshold < 1:
             raise PlanError(
-                f"PYTORCH_CUDA_ALLOC_CONF: max_split_size_mb must be above 20 and garbage_collection_threshold between "
-                f"0 and 1, got {text!r}"
+                f"PYTORCH_CUDA_ALLOC_CONF: expected max_split_size_mb above 20, garbage_collection_threshold between 0 "
+                f"and 1, and expandable_segments True or False, got {text!r}"
             )
         return cls(expandable, split, threshold)
 

@@ -6,6 +6,7 @@ through the model of PyTorch's allocator. No card is needed.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -14,33 +15,21 @@ from typing import Any
 
 import torch
 
-from weftplan.device.amounts import amount, bytes_of
-from weftplan.device.cards import CARDS, CHECKED
-from weftplan.errors import BudgetError, PlanError, did_you_mean
+from weftplan.device.amounts import amount
+from weftplan.device.cards import architecture, card_memory, context_range
+from weftplan.errors import BudgetError, PlanError
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.allocator import Allocator, Settings
 from weftplan.torch.card_rules import CONVOLUTIONS, PRODUCTS, CardFunctions, CardKernels, use_foreach
-from weftplan.torch.optimizers import check_optimizer
-from weftplan.torch.prediction import PARTS, check_step, record
+from weftplan.torch.prediction import PARTS, check_optimizer, check_step, record
 from weftplan.torch.reach import reached_tensors
 from weftplan.torch.trace import Trace
 
-GIB, MIB = 1 << 30, 1 << 20
-ARCHITECTURES = {
-    "volta": (("V100",), (300, 1000)),
-    "turing": (("T4", "RTX 20"), (300, 1000)),
-    "ampere": (("A10", "A100", "RTX 30"), (360, 1440)),
-    "ada": (("L4", "L40S", "RTX 40"), (360, 640)),
-    "hopper": (("H100", "H200"), (420, 640)),
-    "blackwell": (("RTX 50", "B200"), (420, 760)),
-}
-"""Prefixes of cards, and the MiB that a process takes on the card outside PyTorch's allocator: CUDA context, loaded
-kernels and libraries. Sources: 300 to 400 MiB with lazy loading, above 1,000 MiB without, before
-CUDA 11.7 (PyTorch's tracker, numbers 107667 and 109888); 426 MiB on an RTX 6000 Ada (unsloth-zoo, number 1053, with
-PyTorch 2.10); about 1,430 MiB on an A100 (records of GPUMemNet, fitted). An end without a record is that of the next
-older kind."""
-TRIES = 6
-"""Traces of other batches until the largest that was found to fit is the answer."""
+MIB = 1 << 20
+STEPS = 32
+"""Steps in which the largest batch is searched between a power of two and the next; up to 64 every batch counts."""
+LINES = 5
+"""Batches that the search finds by a line before it halves the range."""
 FEW_CALLS = 3000
 """Calls of a step up to which two steady steps are traced; longer steps are traced once."""
 
@@ -134,12 +123,15 @@ def fits(
     check_optimizer(optimizer)
     name, memory = card_memory(card)
     settings = Settings.parse(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if conf is None else conf)
-    context = _context(name, memory)
+    context = context_range(name)
     if context[0] >= memory:
-        raise PlanError(f"{name} has {amount(memory)}, and the CUDA context alone takes {_range(context)}")
+        raise PlanError(
+            f"{name} has {amount(memory)}, and the CUDA context alone takes {_range(context)}: give the card's memory "
+            f"with its unit, such as 8GB"
+        )
     whole = _Whole(step, optimizer)
     kernels, trace, recurrent = _traced(whole, args)
-    cublas = (32 * MIB) if _architecture(name) in ("hopper", "blackwell") else 8 * MIB + 128 * 1024
+    cublas = (32 * MIB) if architecture(name) in ("hopper", "blackwell") else 8 * MIB + 128 * 1024
     asked = [requests(trace, cublas=cublas, convolutions=c) for c in (False, True)]
     if asked[0] == asked[1]:  # no convolutions
         del asked[1]
@@ -171,33 +163,6 @@ def fits(
         advice=advice,
         uncounted=uncounted,
     )
-
-
-def card_memory(card: str) -> tuple[str, int]:
-    """Return a card's name and the bytes of its memory; raise PlanError with the nearest names if it is unknown."""
-    names = {name.lower(): name for name in CARDS}
-    name = names.get(" ".join(card.lower().split()))
-    if name is not None:
-        return name, CARDS[name] * GIB - (CARDS[name] * GIB // 16 if name in CHECKED else 0)
-    try:
-        return f"a card of {card.strip()}", bytes_of(card.upper().replace("GIB", "GB").replace("GB", "GiB"))
-    except PlanError:
-        hint = did_you_mean(card.upper(), CARDS)
-        raise PlanError(
-            f"no card {card!r} is known; {hint}give its memory, such as 8GB, or one of {', '.join(CARDS)}"
-        ) from None
-
-
-def _architecture(card: str) -> str | None:
-    """Return the architecture of a card, whose longest prefix in the table decides; None for a size of memory."""
-    found = [(len(p), arch) for arch, (prefixes, _) in ARCHITECTURES.items() for p in prefixes if card.startswith(p)]
-    return max(found)[1] if found else None
-
-
-def _context(card: str, memory: int) -> tuple[int, int]:
-    """Return the range of bytes outside the allocator; that of all architectures for an unknown one."""
-    ranges = [ends for arch, (_, ends) in ARCHITECTURES.items() if _architecture(card) in (arch, None)]
-    return min(low for low, _ in ranges) * MIB, max(high for _, high in ranges) * MIB
 
 
 @dataclass(frozen=True)
@@ -329,32 +294,50 @@ def _with_batch(args: Any, batch: int) -> Iterator[Any]:
 
 
 def _largest_batch(whole: _Whole, args: Any, settings: Settings, cublas: int, room: int, known: int) -> int | None:
-    """Return the largest batch whose step survives in ``room`` bytes; 0: none; None: the arguments have no batch."""
+    """Return the largest batch whose step survives in ``room`` bytes; 0: none; None: the arguments have no batch.
+
+    Only the batches of :func:`_batch_of` are tried, so that the answer does not depend on the batch that was asked.
+    """
     batch = _batched(args)
     if batch is None:
         return None
-    needs: dict[int, int] = {0: 0, batch: known}
 
-    def need(size: int) -> int:
-        if size not in needs:
-            trace = _traced(whole, tuple(_with_batch(args, size)))[1]
-            asked = requests(trace, cublas=cublas, convolutions=True)
-            needs[size] = _smallest(asked, settings, replay(asked, settings))
-        return needs[size]
+    def excess(size: int) -> int:
+        trace = _traced(whole, tuple(_with_batch(args, size)))[1]
+        asked = requests(trace, cublas=cublas, convolutions=True)
+        return _smallest(asked, settings, replay(asked, settings)) - room
 
-    if known <= room:
-        return batch
-    low, high, tries = 0, batch, 0
-    while high - low > 1 and tries < TRIES:
-        tries += 1
-        # Bytes are nearly linear in the batch: try where the line through two known sizes meets the room.
-        a, b = (low if low else max(n for n in needs if n < high), high)
-        guess = (low + high) // 2
-        if a:
-            guess = a + int((room - needs[a]) * (b - a) / max(1, needs[b] - needs[a]))
-        guess = min(max(guess, low + 1), high - 1)
-        low, high = (guess, high) if need(guess) <= room else (low, guess)
-    return low
+    # Batch number `low` fits or is 0, and `high` does not fit. Bytes are nearly linear in the batch, so the next number
+    # is that at which the line through both meets the room; a few such tries bracket the answer, else halves do.
+    low, high, spare, lack = 0, _number_of(batch - 1) + 1, room, known - room
+    for k in itertools.count():
+        if high - low <= 1 or room <= 0:
+            return _batch_of(low)
+        a, b = _batch_of(low), _batch_of(high)
+        middle = _number_of(a + (b - a) * spare // (spare + lack)) if k < LINES else (low + high) // 2
+        middle = min(max(middle, low + 1), high - 1)
+        more = excess(_batch_of(middle))
+        low, high, spare, lack = (middle, high, -more, lack) if more <= 0 else (low, middle, spare, more)
+    raise AssertionError("unreachable")
+
+
+def _batch_of(number: int) -> int:
+    """Return a batch by its number: all up to 64, then 32 between a power of two and the next.
+
+    >>> [_batch_of(number) for number in (1, 64, 65, 96, 97)]
+    [1, 64, 66, 128, 132]
+    """
+    return number if number < 2 * STEPS else (STEPS + number % STEPS) << (number // STEPS - 1)
+
+
+def _number_of(batch: int) -> int:
+    """Return the number of the largest batch of :func:`_batch_of` that is at most ``batch``.
+
+    >>> all(_number_of(_batch_of(number)) == number for number in range(500)), _number_of(127)
+    (True, 95)
+    """
+    shift = max(0, batch.bit_length() - STEPS.bit_length())
+    return STEPS * shift + (batch >> shift)
 
 
 def _budget(step: Any, args: Any, optimizer: torch.optim.Optimizer | None, room: int) -> list[str]:

@@ -17,7 +17,8 @@ from weftplan.errors import BudgetError, PlanError
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.choice import Choices, Plan, Resident
 from weftplan.torch.compilers import INNER
-from weftplan.torch.optimizers import check_optimizer, check_update, update_of
+from weftplan.torch.optimizers import check_update, update_of
+from weftplan.torch.prediction import check_optimizer
 from weftplan.torch.private import is_compiled, kept_storages, storage_key
 from weftplan.torch.private_compile import (
     BackendCompilerFailed,
@@ -214,7 +215,10 @@ class Partition:
             gradients=fresh if self.keep_gradients else 0,
             other=(bytes_of(self.other) if self.other else 0) + sum(plan.saved for plan in earlier),
         )
-        check_update(self.optimizer, self.update()[1], budget=budget, resident=resident, gradients=fresh)
+        smallest = choices.points[-1].peak + resident.total
+        check_update(
+            self.optimizer, self.update()[1], budget=budget, resident=resident, gradients=fresh, smallest=smallest
+        )
         most = budget if self._lowered is None else self._lowered
         point = choices.within(most, resident, name=name, smallest_else=self.inner == "inductor")
         repeated = choices.steps(point)
@@ -229,7 +233,7 @@ class Partition:
             budget=budget,
             plain=choices.points[0].peak + resident.total,
             peak=point.peak + resident.total,
-            smallest=choices.points[-1].peak + resident.total,
+            smallest=smallest,
             resident=resident,
             repeated=[joint.steps[k].node.name for k in repeated],
             more_time=point.seconds / step if step else 0.0,

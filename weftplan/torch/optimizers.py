@@ -39,25 +39,28 @@ def update_of(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     return sum(trace.nbytes[r] for r in states), trace.peak - trace.before
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Raise PlanError if ``optimizer`` is neither None nor an optimizer, such as its class."""
-    if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
-        name = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
-        raise PlanError(f"optimizer= takes an optimizer such as torch.optim.AdamW(model.parameters()), got {name}")
-
-
 def check_update(
-    optimizer: torch.optim.Optimizer | None, scratch: int, *, budget: int | None, resident: Resident, gradients: int
+    optimizer: torch.optim.Optimizer | None,
+    scratch: int,
+    *,
+    budget: int | None,
+    resident: Resident,
+    gradients: int,
+    smallest: int,
 ) -> None:
-    """Raise BudgetError if the optimizer's step, with ``gradients`` bytes of new gradients, exceeds the budget."""
+    """Raise BudgetError if the optimizer's step, with ``gradients`` bytes of new gradients, exceeds the budget.
+
+    ``smallest`` is the smallest budget of the forward and the backward pass.
+    """
     if optimizer is None or budget is None:
         return
     fresh = 0 if resident.gradients else gradients
     needed = resident.total + fresh + scratch
     if needed > budget:
+        works = max(needed, smallest)
         raise BudgetError(
             f"the step of {type(optimizer).__name__} alone needs {needed:,} bytes (parameters, inputs, gradients, "
-            f"states and scratch), more than the budget of {budget:,}; the smallest budget that works is "
-            f"at least {needed}: raise the budget, or use an optimizer with fewer states (foreach=False needs less)",
-            smallest=needed,
+            f"states and scratch), more than the budget of {budget:,}; the smallest budget that works is {works}: "
+            f"raise the budget, or use an optimizer with fewer states (foreach=False needs less)",
+            smallest=works,
         )

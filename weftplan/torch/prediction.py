@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,13 @@ def check_step(step: object) -> None:
         raise PlanError(f"expected a function or a module as the step, got {type(step).__name__}")
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Raise PlanError if ``optimizer`` is neither None nor an optimizer, such as its class."""
+    if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
+        name = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        raise PlanError(f"optimizer= takes an optimizer such as torch.optim.AdamW(model.parameters()), got {name}")
+
+
 def record(
     step: Callable[..., Any],
     args: Any,
@@ -154,6 +161,9 @@ def record(
         prepare: is called with the copied optimizers before the first step.
     """
     check_step(step)
+    for value in args if isinstance(args, tuple) else ():
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+            check_optimizer(value)
     copies = Copies(FakeTensorMode(allow_non_fake_inputs=True))
     with _plain_errors("cannot be copied"):
         run, inputs = copies.copy(step), copies.copy(args)
@@ -161,10 +171,11 @@ def record(
     if prepare is not None:
         prepare(copies.optimizers)
     recorder = Recorder()
-    trace, stepped = recorder.trace, dict.fromkeys(map(id, copies.optimizers), False)
+    trace, stepped = recorder.trace, dict[int, bool]()
     for optimizer in copies.optimizers:
-        if hasattr(optimizer, "register_step_post_hook"):
+        with suppress(AttributeError):  # a wrapper of another optimizer, which is copied, too
             optimizer.register_step_post_hook(lambda own, *_: stepped.update({id(own): True}))
+            stepped[id(optimizer)] = False
     for parameter in _register(recorder, copies):
         parameter.register_post_accumulate_grad_hook(lambda p: _name_gradient(recorder, p))
     copies.forget()
@@ -268,6 +279,8 @@ def _plain_errors(what: str) -> Iterator[None]:
         advice = (
             "leave that out of the step, such as loss.item(), or put it after the step"
             if error.func is READ
+            else "pass the lengths as tuples of integers, not as tensors"
+            if "ctc_loss" in str(error.func)
             else "its result depends on values, as lengths, masks or the routing of experts: let the step call an "
             "operator whose result has the shape of the largest case"
         )
@@ -276,6 +289,11 @@ def _plain_errors(what: str) -> Iterator[None]:
             f"{advice}"
         ) from error
     except Exception as error:
+        if any(text in str(error) for text in (".numpy() is not supported", "FakeTensor.__format__")):
+            raise PlanError(
+                f"the step takes the value of a tensor to NumPy or to text, which a prediction does not have"
+                f"{_line(error)}: put it after the step"
+            ) from error
         raise PlanError(f"the step {what}{_line(error)}: {type(error).__name__}: {error}") from error
 
 

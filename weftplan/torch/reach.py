@@ -236,7 +236,10 @@ class Copies:
         if isinstance(value, functools.partial):
             return functools.partial(self.copy(value.func), *self.copy(value.args), **self.copy(value.keywords))
         if whole or _is_plain(kind):
-            self._copies[id(value)] = copied = object.__new__(kind)
+            try:
+                self._copies[id(value)] = copied = object.__new__(kind)
+            except TypeError as error:
+                raise _cannot_copy(value, error) from error
             for name, attribute in self._attributes(value):
                 _set(copied, name, self.copy(attribute))
             if isinstance(value, torch.nn.Module):
@@ -259,10 +262,7 @@ class Copies:
                 return value.__deepcopy__({})
             made: Any = value.__reduce_ex__(4)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise PlanError(
-                f"the step reaches something that cannot be copied ({type(value).__name__}: {error}): pass the module, "
-                f"the optimizer and tensors as arguments, and keep loaders, locks and files out of the step"
-            ) from error
+            raise _cannot_copy(value, error) from error
         if isinstance(made, str):
             return value  # a singleton, found by its name
         make, args, state, items, pairs = (*made, None, None, None)[:5]
@@ -280,6 +280,14 @@ class Copies:
         for key, item in pairs or ():
             copied[self.copy(key)] = self.copy(item)
         return copied
+
+
+def _cannot_copy(value: object, error: Exception) -> PlanError:
+    """Return the error for an object that a traced step cannot have a copy of."""
+    return PlanError(
+        f"the step reaches something that cannot be copied ({type(value).__name__}: {error}): pass the module, the "
+        f"optimizer and tensors as arguments, and keep loaders, generators, locks and files out of the step"
+    )
 
 
 def _is_plain(kind: type) -> bool:

@@ -46,6 +46,16 @@ WRITES |= {"scatter", "scatter_add"}
 torch/csrc/autograd/FunctionsManual.cpp."""
 
 
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
+    """Return the fake product of groups of rows, columns or matrices; PyTorch's own takes only 16-bit numbers."""
+    groups = () if a.dim() != b.dim() else a.shape[:1] if a.dim() == 3 else more[0].shape
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=options.get("out_dtype"))
+
+
+FAKES = {torch.ops.aten._grouped_mm.default: _grouped_product}
+"""Operators whose fake kernels refuse what the real kernels take, with the functions that replace them."""
+
+
 class Kernel(NamedTuple):
     """The bytes of a call that its fake result does not show."""
 
@@ -182,6 +192,11 @@ class Recorder(DispatchMode):
 
     def storage(self, tensor: torch.Tensor, born: int, *, name: str = "", purpose: str = "") -> int:
         """Return the number of a tensor's storage. If it is new, record it; a ``purpose`` is recorded in any case."""
+        if tensor.layout is not torch.strided:
+            raise PlanError(
+                f"the step makes a sparse tensor of shape {tuple(tensor.shape)}, whose bytes depend on values: use "
+                f"dense gradients, such as those of nn.Embedding(..., sparse=False)"
+            )
         store = tensor.untyped_storage()
         key, trace = storage_key(tensor), self.trace
         if key not in self._number:
@@ -216,7 +231,7 @@ class Recorder(DispatchMode):
         kernel = self.kernels.kernel(func, args, kwargs) if self.kernels is not None and func is not LIFT else Kernel()
         self._measuring = False
         try:
-            out = func(*args, **kwargs)
+            out = FAKES.get(func, func)(*args, **kwargs)
         except VALUES:
             self._reads += 1
             value: complex | None = None

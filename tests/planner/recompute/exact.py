@@ -26,7 +26,7 @@ def least_ticks(tape: Tape, ticks: dict[int, int], budget: int, *, seconds: floa
     from ortools.sat.python import cp_model
 
     model: Any = cp_model.CpModel()
-    program, place = tape.program, tape.place
+    program, place = tape.program, tape.step_of
     forward, backward = tape.forward, tape.backward
     count = len(forward)
     width = count + 1

@@ -9,12 +9,12 @@ import numpy as np
 
 from weftplan.planner.program import IntArray
 from weftplan.planner.recompute import Price, Tape
-from weftplan.planner.recompute.tape import Trace, pressure
+from weftplan.planner.recompute.tape import Lifetimes, pressure
 
 
-def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
+def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Lifetimes]:
     """Return (peak and seconds if ``chosen`` are repeated, the pressure of each step, the lifetimes of all entries)."""
-    program, makers, place, count = tape.program, tape.makers, tape.place, tape.num_entries
+    program, makers, place, count = tape.program, tape.makers, tape.step_of, tape.num_entries
     reads_of, outside = program.reads, tape.outside
     inputs, row = program.graph.inputs, program.graph.row
     # 1. Put repeated nodes before their first readers, and collect the reads of every step.
@@ -100,7 +100,7 @@ def walk(tape: Tape, chosen: frozenset[int]) -> tuple[Price, IntArray, Trace]:
     return price, profile, _trace(tape, steps, block)
 
 
-def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Trace:
+def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]) -> Lifetimes:
     """Return the lifetimes of all entries."""
     result, last = [-1] * len(block), [-1] * len(block)
     needed = [len(steps)] * len(block)
@@ -116,4 +116,4 @@ def _trace(tape: Tape, steps: list[tuple[int, int, list[int]]], block: list[int]
     for e in tape.program.graph.outputs:
         if block[e] >= 0:
             last[e] = len(steps)
-    return Trace(*(np.array(column, dtype=np.int64) for column in (result, last, block, needed)))
+    return Lifetimes(*(np.array(column, dtype=np.int64) for column in (result, last, block, needed)))

@@ -11,7 +11,7 @@ import pytest
 from weftplan import symbol as sym
 from weftplan.planner.recompute import Tape
 from weftplan.planner.recompute.ladder import Bundle, _enough
-from weftplan.planner.recompute.segments import least_room, measure, rooms, segments, square_root
+from weftplan.planner.recompute.segments import capacities, least_capacity, measure, segments, square_root
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_least_room_of_a_chain_is_near_the_root_of_twice_its_length(chain: A
     Segments of M, M - 1, M - 2, ... results cover M (M + 1) / 2 of them.
     """
     tape = chain(450)
-    room = least_room(measure(tape)) / 4096
+    room = least_capacity(measure(tape)) / 4096
     assert math.sqrt(2 * 450) * 0.95 <= room <= math.sqrt(2 * 450) * 1.25
 
 
@@ -43,7 +43,7 @@ def test_the_peak_follows_the_room_and_time_falls_with_it(chain: Any) -> None:
     tape = chain(300)
     cuts = measure(tape)
     before = None
-    for room in reversed(rooms(cuts, 16)):
+    for room in reversed(capacities(cuts, 16)):
         chosen = segments(cuts, room)
         assert chosen is not None
         price = tape.price(chosen)
@@ -68,7 +68,7 @@ def test_too_little_room_is_said(chain: Any) -> None:
     tape = chain(100)
     cuts = measure(tape)
     assert segments(cuts, 3 * 4096) is None
-    assert segments(cuts, least_room(cuts) * 0.9) is None
+    assert segments(cuts, least_capacity(cuts) * 0.9) is None
 
 
 def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
@@ -81,9 +81,9 @@ def test_the_last_segment_is_kept_but_for_light_nodes(chain: Any) -> None:
     light = segments(cuts, room, light=every)
     assert plain is not None
     assert light is not None
-    last = max(tape.place[nid] for nid in plain)
+    last = max(tape.step_of[nid] for nid in plain)
     assert last < 60
-    assert all(tape.place[nid] % 2 for nid in light if tape.place[nid] > last)
+    assert all(tape.step_of[nid] % 2 for nid in light if tape.step_of[nid] > last)
     heavy = [nid for nid in light if nid not in every]
     assert len(heavy) < sum(nid not in every for nid in plain)
 

@@ -40,7 +40,7 @@ def choose_spills_with(monkeypatch: pytest.MonkeyPatch, choose: Any) -> None:
         return strategies.plan_graph(spilled(start.program, chosen), options)
 
     monkeypatch.setattr(search, "SMALLEST", 0)
-    monkeypatch.setattr("weftplan.planner.spill.budget.wanted", lambda *_: True)
+    monkeypatch.setattr("weftplan.planner.spill.budget.can_spill", lambda *_: True)
     monkeypatch.setattr("weftplan.planner.spill.budget.apply", apply)
 
 
@@ -57,7 +57,7 @@ def test_random_graphs_with_random_spills(
         candidates = [one for row in states._idle for one in row]
         chosen = rng.sample(candidates, rng.randint(0, len(candidates)))
         return [
-            Spill(one.entry, rng.randint(one.made + 1, num_forward), rng.randint(num_forward, one.wanted), HOST)
+            Spill(one.entry, rng.randint(one.produced + 1, num_forward), rng.randint(num_forward, one.needed), HOST)
             for one in chosen
         ]
 
@@ -102,7 +102,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
 
     The graph of a state is the given graph with two copies for each offloaded result.
     """
-    seen: list[tuple[search.Choice, Draft, Draft]] = []
+    seen: list[tuple[search.SpillChoice, Draft, Draft]] = []
 
     def spy(start: Draft, options: PlanOptions, *, cost: Any) -> Draft:
         states = make_search(start).choices()
@@ -113,7 +113,7 @@ def check_prices(net: Any, shapes: Any, **named: Any) -> None:
         return start
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weftplan.planner.spill.budget.wanted", lambda *_: True)
+        patch.setattr("weftplan.planner.spill.budget.can_spill", lambda *_: True)
         patch.setattr("weftplan.planner.spill.budget.apply", spy)
         plan_symbol(net, shapes, options=PlanOptions(budget=1, effort="fast"), **named)
     assert len(seen) > 1
@@ -137,7 +137,7 @@ def planned_with(monkeypatch: pytest.MonkeyPatch, count: int = 99) -> Any:
     """Plan the chain with up to ``count`` results offloaded after the forward part and fetched for their readers."""
 
     def choose(states: Any, num_forward: int) -> list[Spill]:
-        return [Spill(one.entry, num_forward, one.wanted, HOST) for one in states._idle[0][:count]]
+        return [Spill(one.entry, num_forward, one.needed, HOST) for one in states._idle[0][:count]]
 
     with monkeypatch.context() as patch:
         choose_spills_with(patch, choose)

@@ -12,7 +12,7 @@ import click
 
 from weftplan.device.amounts import amount
 from weftplan.planner import MemoryPlan
-from weftplan.planner.batch import largest_fitting
+from weftplan.planner.batch import fewest_pieces, largest_fitting
 from weftplan.support.command_start import INTERRUPTED
 from weftplan.support.progress import Progress
 
@@ -74,7 +74,7 @@ def micro_batches(
         return 1, plan if max_batch == batch else repeat(batch=batch, budget=budget if recompute else None)
     added: Any = "add" if isinstance(requests, str) else {n: "add" if r == "write" else r for n, r in requests.items()}
     max_batch, _ = largest(lambda **how: make(grad_req=added, **how), budget, progress, recompute=recompute)
-    pieces = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max_batch)
+    pieces = fewest_pieces(batch, max_batch)
     if batch // pieces < devices:
         raise click.ClickException(
             f"a batch of {batch} fits {budget:,} bytes in {pieces} micro-batches of {batch // pieces}, which "

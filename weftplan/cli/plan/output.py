@@ -8,7 +8,7 @@ from typing import Any
 from weftplan.cli.columns import Column, paragraph, table
 from weftplan.device.amounts import amount, counted, unit_of
 from weftplan.planner import MemoryPlan
-from weftplan.planner.memory_plan import Pass
+from weftplan.planner.memory_plan import PassReport
 from weftplan.report.plan_figures import facts, milliseconds, parts
 from weftplan.report.plan_text import reuse
 
@@ -147,7 +147,7 @@ def kernels(plan: MemoryPlan, width: int | None) -> list[str]:
     return lines
 
 
-def switched_off(step: Pass) -> str:
+def switched_off(step: PassReport) -> str:
     """Return the setting that disables a pass."""
     return f"{step.switch}=0" if step.switch.isupper() else f"no call of {step.switch}"
 

@@ -167,9 +167,9 @@ def copyMakeBorder(
         values: a value for each channel of the border, or one for all.
         out: array that takes the result.
     """
-    sizes = map(from_text, (top, bot, left, right, type))
+    top, bot, left, right, type = map(from_text, (top, bot, left, right, type))
     channels = p_tuple(p_float)(values) or (p_float(value),)
-    return _give(resampling.border(host(src), *sizes, list(channels)), out)
+    return _give(resampling.border(host(src), top, bot, left, right, type, list(channels)), out)
 
 
 def resize_short(src: NDArray | RawArray, size: int, interp: int = 2) -> NDArray:

@@ -24,8 +24,8 @@ from weftplan.data.batch import DataBatch, DataDesc, Host
 from weftplan.data.data_iter import HoldingIter
 from weftplan.data.image_files import decode
 from weftplan.data.images.record_augment import Augmentation, augment, normalized, signed_bytes
-from weftplan.data.iterator_state import State, checked_integer, make_state, read_state
 from weftplan.data.random_draws import generator
+from weftplan.data.resumable_position import State, checked_integer, make_state, read_state
 from weftplan.errors import FormatError, ParameterError, ShapeError, did_you_mean
 from weftplan.ndarray import NDArray
 from weftplan.support.array_types import DTypeLike

@@ -20,7 +20,7 @@ from weftplan.data.input.seeding import Key, borrowed_generators
 from weftplan.data.input.sources import Dataset, SampleStream, is_torch_loader, keeps_its_order, source_of
 from weftplan.data.input.worker_loop import Recipe
 from weftplan.data.input.workers import WorkerPool, check_start_method
-from weftplan.data.iterator_state import State, checked_integer, key_in, make_state, not_resumable, read_state
+from weftplan.data.resumable_position import State, checked_integer, key_in, make_state, not_resumable, read_state
 from weftplan.device.context import HOST_MEMORY, Context, cpu
 from weftplan.errors import DataError, DataWorkerError, ParameterError
 from weftplan.ndarray import empty, random

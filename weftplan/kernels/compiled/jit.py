@@ -41,6 +41,7 @@ class CompileCounts:
 
 statistics = CompileCounts()
 _lock = consistent_in_children(Lock())
+"""Held while a module is compiled or loaded, so that this happens once; guards ``_libraries`` and ``statistics``."""
 _libraries: dict[str, dict[str, Entry]] = {}
 _owners: list[Any] = []
 """LLVM's owners of the functions' memory, which must live as long as the functions."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from weftplan.kernels.cuda.convolution_products import ConvolutionPart
+from weftplan.kernels.cuda.convolution_products import WindowProduct
 from weftplan.kernels.cuda.cudnn_algorithms import Algorithm, CudnnProblem, plan, run
 from weftplan.ops.core.cuda_source import floats
 from weftplan.ops.core.cuda_tuning import tuning, workspace_limit
@@ -79,11 +79,11 @@ class _Products(_Parts):
 
     def _planned_parts(
         self, params: Params, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
-    ) -> list[tuple[ConvolutionPart, tuple[Operand, Operand, Operand]]]:
+    ) -> list[tuple[WindowProduct, tuple[Operand, Operand, Operand]]]:
         parts = []
         for kind, operands in self._computations(inputs, outputs):
             image, weight, grid = operands
-            parts.append((ConvolutionPart(kind, params, image.shape, weight.shape, grid.shape, image.dtype), operands))
+            parts.append((WindowProduct(kind, params, image.shape, weight.shape, grid.shape, image.dtype), operands))
         return parts
 
     def refusal(self, params: Params, inputs: Specs, outputs: Specs) -> str:

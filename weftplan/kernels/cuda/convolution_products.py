@@ -24,7 +24,7 @@ from weftplan.ops.nn.convolution import window
 from weftplan.support.array_types import ArrayModule, RawArray
 
 
-class ConvolutionPart:
+class WindowProduct:
     """One computation of a call: its ``kind``, and the shapes of image, weight and grid of windows."""
 
     def __init__(self, kind: str, params: Params, image: Shape, weight: Shape, grid: Shape, dtype: DType) -> None:

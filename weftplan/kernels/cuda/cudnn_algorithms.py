@@ -32,7 +32,9 @@ _DTYPES = {"float16": ("HALF", "FLOAT"), "float32": ("FLOAT", "FLOAT"), "float64
 TRIED = 10
 """Maximum number of recommended algorithms that are measured."""
 _ROUNDS = 5
+"""Runs of an algorithm that is measured; the fastest counts, because other work on the GPU only adds time."""
 _NO_LIMIT = 1 << 62
+"""More scratch bytes than a device has."""
 
 
 class CudnnProblem(NamedTuple):
@@ -89,6 +91,8 @@ class _Handles(threading.local):
 
 _handles = _Handles()
 _lock = threading.RLock()
+"""Held while an algorithm is chosen, so that measurements do not disturb each other; guards the caches below.
+Reentrant: a measurement allocates, and a collection then may run a finalizer that plans."""
 _MISSING = "cuDNN is not installed: pip install 'weftplan[cudnn12]' or 'weftplan[cudnn13]'"
 _absent: list[bool] = []
 """Not empty after a failed import of cuDNN, which is not tried again: it takes as long as planning a node."""

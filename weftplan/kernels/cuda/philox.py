@@ -141,6 +141,7 @@ extern "C" __global__ void fill_poisson(T* out, unsigned long long key0, unsigne
 """
 )
 _MASK = 2**64 - 1
+"""Mask of a 64-bit word, since Python's integers have no size."""
 _WORDS_PER_ELEMENT = 1 << 16
 """Words of 64 bits that are reserved for one element of a distribution with rejection."""
 

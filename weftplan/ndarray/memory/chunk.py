@@ -30,6 +30,7 @@ from weftplan.support.slots import ARRAY_CHUNK
 Watcher = TypeVar("Watcher", bound=Callable[[], object])
 Returner = TypeVar("Returner", bound=Callable[[Context], bool])
 _delay_lock = consistent_in_children(Lock())
+"""Makes the test of ``_raw`` and its first assignment one step: two operations may use a delayed chunk at a time."""
 
 
 class Chunk:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weftplan.ndarray.array import NDArray
 from weftplan.ndarray.randomness import fills
@@ -103,19 +103,21 @@ Raises:
 
 def function_of(row: Distribution, module: str) -> Callable[..., NDArray]:
     """Return the public function of a distribution, for ``module``; its signature and help follow from the row."""
-    common = {"shape": ("Dims | None", UNSET), "dtype": ("DTypeLike | None", None), "ctx": ("Context | None", None),
-              "out": ("NDArray | None", None)}  # fmt: skip
+    common: dict[str, tuple[str, Any]] = {
+        "shape": ("Dims | None", UNSET), "dtype": ("DTypeLike | None", None), "ctx": ("Context | None", None),
+        "out": ("NDArray | None", None),
+    }  # fmt: skip
     defaults = {key.name: key.default for key in row.parameters}
     order = (*defaults, *common)
     name = row.draw.__name__
 
-    def draws(*args: object, **kwargs: object) -> NDArray:
-        values: dict[str, object] = dict(zip(order, args, strict=False))
+    def draws(*args: Any, **kwargs: Any) -> NDArray:
+        values: dict[str, Any] = dict(zip(order, args, strict=False))
         if twice := values.keys() & kwargs.keys():
             raise TypeError(f"{name}() got multiple values for argument {min(twice)!r}")
         values.update(kwargs)
         parameters = {key.name: (values.get(key.name, key.default), key.bounds) for key in row.parameters}
-        return sample(row.draw, parameters, *(values.get(key, default) for key, (_, default) in common.items()))
+        return sample(row.draw, parameters, *[values.get(key, default) for key, (_, default) in common.items()])
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     arguments = [

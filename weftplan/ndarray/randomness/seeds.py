@@ -19,6 +19,7 @@ from weftplan.errors import DeviceError, ParameterError
 from weftplan.locks import Lock, consistent_in_children
 
 _lock = consistent_in_children(Lock())
+"""Guards ``_keys``, so that no two draws get the same counter."""
 
 
 class _Keys:

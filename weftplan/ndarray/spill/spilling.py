@@ -80,6 +80,7 @@ class SpillableChunk(Chunk):
     """Whether ``spill_ahead.py`` has scheduled an offload and no return since; only that module sets it."""
 
     def __init__(self, ctx: Context, nbytes: int, **options: Any) -> None:
+        # Held while the bytes move. A mover that cannot acquire it leaves the chunk alone; an access waits for it.
         self._moving = threading.Lock()
         self._target: offload.Offloaded | None = None
         """The offloaded bytes while ``_raw`` is None. Guarded by ``_moving``."""

@@ -45,83 +45,55 @@ class _Density:
     parameter."""
 
 
-def _uniform_log(xp: ArrayModule, x: RawArray, low: RawArray, high: RawArray) -> RawArray:
-    density: RawArray = -xp.log(high - low) + 0 * x
-    return density
-
-
-def _uniform_slopes(xp: ArrayModule, x: RawArray, low: RawArray, high: RawArray) -> tuple[None, RawArray, RawArray]:
-    return None, 1 / (high - low), -1 / (high - low)
-
-
-def _normal_log(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> RawArray:
-    density: RawArray = -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
-    return density
-
-
-def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
-    scaled = (x - mu) / sigma
-    return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
-
-
-def _gamma_log(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> RawArray:
-    """Return the logarithms; ``beta`` is a rate, although it is a scale in ``_sample_gamma``, as in MXNet."""
-    density: RawArray = alpha * xp.log(beta) + (alpha - 1) * xp.log(x) - beta * x - gammaln_of(xp, alpha)
-    return density
-
-
-def _gamma_slopes(xp: ArrayModule, x: RawArray, alpha: RawArray, beta: RawArray) -> tuple[RawArray, ...]:
-    return (alpha - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, alpha), alpha / beta - x
-
-
-def _exponential_log(xp: ArrayModule, x: RawArray, lam: RawArray) -> RawArray:
-    density: RawArray = xp.log(lam) - lam * x
-    return density
-
-
-def _exponential_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[RawArray, ...]:
-    return -lam, 1 / lam - x
-
-
-def _poisson_log(xp: ArrayModule, x: RawArray, lam: RawArray) -> RawArray:
-    density: RawArray = x * xp.log(lam) - lam - gammaln_of(xp, x + 1)
-    return density
-
-
-def _poisson_slopes(xp: ArrayModule, x: RawArray, lam: RawArray) -> tuple[None, RawArray]:
-    return None, x / lam - 1
-
-
-def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> RawArray:
+def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> Any:
     binomial = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
-    density: RawArray = binomial + k * xp.log(p) + x * xp.log(1 - p)
-    return density
+    return binomial + k * xp.log(p) + x * xp.log(1 - p)
 
 
-def _negative_binomial_slopes(
-    xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray
-) -> tuple[None, RawArray, RawArray]:
+def _negative_binomial_slopes(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> tuple[Any, ...]:
     return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
 
 
-def _generalized_log(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> RawArray:
-    return _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1))
-
-
-def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[None, RawArray, RawArray]:
+def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[Any, ...]:
     k, p = 1 / alpha, 1 / (mu * alpha + 1)
     _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
     return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
 
 
+def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[Any, ...]:
+    scaled = (x - mu) / sigma
+    return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
+
+
 _DENSITIES = {
-    "uniform": _Density(("low", "high"), _uniform_log, _uniform_slopes),
-    "normal": _Density(("mu", "sigma"), _normal_log, _normal_slopes),
-    "gamma": _Density(("alpha", "beta"), _gamma_log, _gamma_slopes),
-    "exponential": _Density(("lam",), _exponential_log, _exponential_slopes),
-    "poisson": _Density(("lam",), _poisson_log, _poisson_slopes),
+    "uniform": _Density(
+        ("low", "high"),
+        lambda xp, x, low, high: -xp.log(high - low) + 0 * x,
+        lambda xp, x, low, high: (None, 1 / (high - low), -1 / (high - low)),
+    ),
+    "normal": _Density(
+        ("mu", "sigma"),
+        lambda xp, x, mu, sigma: -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi),
+        _normal_slopes,
+    ),
+    # beta is a rate, although it is a scale in ``_sample_gamma``, as in MXNet.
+    "gamma": _Density(
+        ("alpha", "beta"),
+        lambda xp, x, a, beta: a * xp.log(beta) + (a - 1) * xp.log(x) - beta * x - gammaln_of(xp, a),
+        lambda xp, x, a, beta: ((a - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, a), a / beta - x),
+    ),
+    "exponential": _Density(("lam",), lambda xp, x, lam: xp.log(lam) - lam * x, lambda xp, x, lam: (-lam, 1 / lam - x)),
+    "poisson": _Density(
+        ("lam",),
+        lambda xp, x, lam: x * xp.log(lam) - lam - gammaln_of(xp, x + 1),
+        lambda xp, x, lam: (None, x / lam - 1),
+    ),
     "negative_binomial": _Density(("k", "p"), _negative_binomial_log, _negative_binomial_slopes),
-    "generalized_negative_binomial": _Density(("mu", "alpha"), _generalized_log, _generalized_slopes),
+    "generalized_negative_binomial": _Density(
+        ("mu", "alpha"),
+        lambda xp, x, mu, alpha: _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1)),
+        _generalized_slopes,
+    ),
 }
 
 

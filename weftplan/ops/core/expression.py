@@ -3,8 +3,9 @@
 A formula is a Python function of :class:`Expr` operands. Its operations run in the order in which the function makes
 them. Each is one function of the array module, which chooses its precision from the operands, as NumPy does; the dtype
 that holds the result is part of the expression (:data:`Kind`). Parameters are :class:`Scalar` values, which a call
-computes once; a formula cannot branch on them. :mod:`weftplan.ops.core.lowering` derives kernels with their scratch
-from expressions, and :mod:`weftplan.ops.core.formulas` the input of compilers.
+computes once; a formula can branch only on its choices and on the dtype of the arrays (:class:`Parameters`).
+:mod:`weftplan.ops.core.lowering` derives kernels with their scratch from expressions, and
+:mod:`weftplan.ops.core.formulas` the input of compilers.
 
 Expressions never change after they are made, so any thread may read them.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ Kind = DType | Literal["float", "real"] | None
 """Dtype that holds a result. None: the dtype of the arrays; "float": a dtype to compute in, float32 for float16 and
 bfloat16; "real": the dtype of the arrays. "float" and "real" mean float64 for integers."""
 BOOL = np.dtype(bool)
+Method = Callable[[Any, object], Any]
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 TESTS = ("isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not")
@@ -64,69 +67,57 @@ def _quotient(a: Any, b: Any) -> Any:
         return math.copysign(math.inf, a) * math.copysign(1.0, b) if a else math.nan
 
 
+def _scalar_methods(function: Callable[[Any, Any], object]) -> tuple[Method, Method]:
+    """Return the methods of an operator of scalars: for the left and for the right operand."""
+
+    def left(self: Scalar, other: object) -> object:
+        return NotImplemented if isinstance(other, Expr) else Scalar.call(function, self, other)
+
+    return left, lambda self, other: Scalar.call(function, other, self)
+
+
+def _expression_methods(name: str) -> tuple[Callable[[Any, object], Expr], Callable[[Any, object], Expr]]:
+    """Return the methods of an operator of expressions: for the left and for the right operand."""
+    return lambda self, other: Expr(name, self, other), lambda self, other: Expr(name, other, self)
+
+
 class Scalar:
-    """A number that each call of a kernel computes once, from its parameters and the dtype of its arrays.
+    """A number that each call of a kernel computes once, from its parameters.
 
     >>> rate = Scalar.of("lr")
-    >>> (1.0 - rate * 0.5).at({"lr": 0.25}, np.dtype("float32"))
+    >>> (1.0 - rate * 0.5).at({"lr": 0.25})
     0.875
     """
 
     __slots__ = ("at",)
 
-    def __init__(self, at: Callable[[Params, DType], object]) -> None:
-        self.at: Callable[[Params, DType], Any] = at
+    def __init__(self, at: Callable[[Params], object]) -> None:
+        self.at: Callable[[Params], Any] = at
 
     @classmethod
     def of(cls, name: str) -> Scalar:
         """Return the value of parameter ``name``."""
-        return cls(lambda params, dtype: params[name])
+        return cls(lambda params: params[name])
 
     @classmethod
     def call(cls, function: Callable[..., object], *arguments: object) -> Scalar:
         """Return the value of ``function(*arguments)``, whose arguments may be scalars."""
         if not any(isinstance(argument, Scalar) for argument in arguments[1:]) and isinstance(arguments[0], Scalar):
             scalar, numbers = arguments[0].at, arguments[1:]
-            return cls(lambda params, dtype: function(scalar(params, dtype), *numbers))
+            return cls(lambda params: function(scalar(params), *numbers))
         if len(arguments) == 2 and isinstance(arguments[1], Scalar) and not isinstance(arguments[0], Scalar):
             number, second = arguments[0], arguments[1].at
-            return cls(lambda params, dtype: function(number, second(params, dtype)))
-        return cls(lambda params, dtype: function(*[value_of(argument, params, dtype) for argument in arguments]))
+            return cls(lambda params: function(number, second(params)))
+        return cls(lambda params: function(*[value_of(argument, params) for argument in arguments]))
 
-    def _pair(self, function: Callable[..., object], a: object, b: object) -> Scalar:
-        if isinstance(a, Expr) or isinstance(b, Expr):
-            return NotImplemented  # type: ignore[no-any-return]  # the expression computes it
-        return Scalar.call(function, a, b)
+    __add__, __radd__ = _scalar_methods(operator.add)
+    __sub__, __rsub__ = _scalar_methods(operator.sub)
+    __mul__, __rmul__ = _scalar_methods(operator.mul)
+    __truediv__, __rtruediv__ = _scalar_methods(_quotient)
+    __pow__, __rpow__ = _scalar_methods(operator.pow)
 
     def __neg__(self) -> Scalar:
-        return Scalar.call(lambda a: -a, self)
-
-    def __add__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a + b, self, other)
-
-    def __radd__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a + b, other, self)
-
-    def __sub__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a - b, self, other)
-
-    def __rsub__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a - b, other, self)
-
-    def __mul__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a * b, self, other)
-
-    def __rmul__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a * b, other, self)
-
-    def __truediv__(self, other: object) -> Scalar:
-        return self._pair(_quotient, self, other)
-
-    def __rtruediv__(self, other: object) -> Scalar:
-        return self._pair(_quotient, other, self)
-
-    def __pow__(self, other: object) -> Scalar:
-        return self._pair(lambda a, b: a**b, self, other)
+        return Scalar.call(operator.neg, self)
 
     def __bool__(self) -> bool:
         raise FormulaError("a formula branches on a parameter: state the condition in `choices`")
@@ -135,28 +126,30 @@ class Scalar:
         return bool(self)
 
     __gt__ = __le__ = __ge__ = __eq__ = __lt__
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        return bool(self)  # a table's key is a branch, too
 
 
-DTYPE = Scalar(lambda params, dtype: dtype)
-"""The dtype of the arrays of a call, as an argument of :meth:`Scalar.call`."""
-
-
-def value_of(operand: object, params: Params, dtype: DType) -> object:
+def value_of(operand: object, params: Params) -> object:
     """Return the number that ``operand``, a number or a scalar, is in a call."""
-    return operand.at(params, dtype) if isinstance(operand, Scalar) else operand
+    return operand.at(params) if isinstance(operand, Scalar) else operand
 
 
 class Parameters:
     """The parameters as a formula sees them: values of its choices, and a :class:`Scalar` for every other name.
 
-    >>> p = Parameters({"clips": True})
+    Attributes:
+        array_dtype: the dtype of the arrays.
+
+    >>> p = Parameters({"clips": True}, np.dtype("float32"))
     >>> p.clips, type(p.lr).__name__
     (True, 'Scalar')
     """
 
-    def __init__(self, choices: dict[str, object]) -> None:
+    def __init__(self, choices: dict[str, object], array_dtype: DType) -> None:
         self.__dict__.update(choices)
+        self.array_dtype = array_dtype
 
     def __getattr__(self, name: str) -> Any:
         return Scalar.of(name)
@@ -200,29 +193,10 @@ class Expr:
         """Whether this is the result of a comparison or test."""
         return self.op in COMPARISONS or self.op in TESTS
 
-    def __add__(self, other: object) -> Expr:
-        return Expr("add", self, other)
-
-    def __radd__(self, other: object) -> Expr:
-        return Expr("add", other, self)
-
-    def __sub__(self, other: object) -> Expr:
-        return Expr("subtract", self, other)
-
-    def __rsub__(self, other: object) -> Expr:
-        return Expr("subtract", other, self)
-
-    def __mul__(self, other: object) -> Expr:
-        return Expr("multiply", self, other)
-
-    def __rmul__(self, other: object) -> Expr:
-        return Expr("multiply", other, self)
-
-    def __truediv__(self, other: object) -> Expr:
-        return Expr("divide", self, other)
-
-    def __rtruediv__(self, other: object) -> Expr:
-        return Expr("divide", other, self)
+    __add__, __radd__ = _expression_methods("add")
+    __sub__, __rsub__ = _expression_methods("subtract")
+    __mul__, __rmul__ = _expression_methods("multiply")
+    __truediv__, __rtruediv__ = _expression_methods("divide")
 
     def __neg__(self) -> Expr:
         return Expr("negative", self)

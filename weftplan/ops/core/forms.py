@@ -193,6 +193,12 @@ class ChosenKernel:
         chosen, values = self.choose(params)
         chosen(ctx, values, inputs, outputs)
 
+    def workspace(self, params: Params, inputs: Specs, outputs: Specs) -> int:
+        """Return the scratch bytes that the chosen kernel declares."""
+        chosen, values = resolved(self, params)
+        rule = getattr(chosen, "workspace", None)
+        return rule(values, inputs, outputs) if rule else 0
+
 
 @overload
 def kernel(function: Function, /) -> ArrayKernel: ...

@@ -80,7 +80,7 @@ class FormulaKernel(BoundKernel):
 
     def expressions(self, params: Params, dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
         """Return the output and the new states for operands, with arrays of ``dtype``."""
-        formula, choices = self.formula, self.chosen(params)
+        formula, traced = self.formula, Parameters(self.chosen(params), dtype)
         if not is_float(dtype):
             if self.integer is not None and dtype.kind in "iu":
                 formula = self.integer
@@ -89,9 +89,9 @@ class FormulaKernel(BoundKernel):
             if self.integers == "slope":
                 g, *forward_values = operands
                 wide = np.dtype(np.float64)
-                slope = formula(Parameters(choices), 1.0, *[cast(operand, wide) for operand in forward_values])
+                slope = formula(traced, 1.0, *[cast(operand, wide) for operand in forward_values])
                 return (g * cast(slope, dtype),)
-        results = formula(Parameters(choices), *operands)
+        results = formula(traced, *operands)
         return results if isinstance(results, tuple) else (results,)
 
     def computation(self, params: Params, arrays: int, dtype: DType) -> Computation | None:
@@ -137,8 +137,7 @@ class FormulaKernel(BoundKernel):
         slopes = self.integers == "slope" and not is_float(base.dtype)
         program = lower(
             results, [*(names[k] for k in used), "out"], {**dtypes, "out": output.dtype}, overlaps,
-            dtype=base.dtype, kinds=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute,
-            numbers=self.numbers,
+            dtype=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute, numbers=self.numbers,
         )  # fmt: skip
         return program, used
 
@@ -182,8 +181,9 @@ class FormulaKernel(BoundKernel):
         if not program.scratch:
             return step
         empty, dtypes = xp.empty, [dtype for dtype, _ in program.scratch]
-        if len(dtypes) == 1:
-            return lambda *arrays: step(*arrays, empty(arrays[-1].shape, dtypes[0]))
+        if len(dtypes) == 1 and len(inputs) == 2:  # as below, without the time for lists of arguments
+            (kind,) = dtypes
+            return lambda a, b, out: step(a, b, out, empty(out.shape, kind))
         return lambda *arrays: step(*arrays, *[empty(arrays[-1].shape, dtype) for dtype in dtypes])
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
@@ -211,7 +211,7 @@ class FormulaKernel(BoundKernel):
             if isinstance(operand, str):
                 values.append(named[operand])
                 continue
-            value = value_of(program.constants[operand], params, program.dtype)
+            value = value_of(program.constants[operand], params)
             if out.dtype.kind == "f" and isinstance(value, (int, float)) and not options:
                 value = np.asarray(value, dtype=out.dtype)
                 value = value if xp is np else value[()]  # an array would belong to the current device and stream

@@ -172,7 +172,7 @@ class Flattening:
 def _number(value: object, params: Params, dtype: DType) -> float:
     """Return a constant of a formula as a float."""
     if isinstance(value, Scalar):
-        value = value.at(params, dtype)
+        value = value.at(params)
     if type(value) in (int, float) or (isinstance(value, np.generic) and value.dtype == dtype):
         return float(value)  # type: ignore[arg-type]
     raise FormulaError(f"a constant of type {type(value).__name__}")

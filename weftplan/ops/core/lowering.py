@@ -40,7 +40,6 @@ class LoweredFormula:
         arrays: names of the inputs.
         bind: ``bind(xp, *constants)`` returns the :data:`Step`.
         constants: numbers and scalars that a call computes once.
-        dtype: the dtype for which scalars are computed.
         scratch: (dtype, names of the inputs whose shapes broadcast to that of the array) of each scratch array.
         single: (ufunc, operands, keyword arguments) if the formula is one call of a ufunc; an operand is the name of an
             input or an index into ``constants``.
@@ -50,13 +49,12 @@ class LoweredFormula:
     arrays: tuple[str, ...]
     bind: Callable[..., Step]
     constants: tuple[Any, ...]
-    dtype: DType
     scratch: tuple[tuple[DType, frozenset[str]], ...]
     single: tuple[str, tuple[str | int, ...], dict[str, object]] | None
 
     def step(self, xp: ArrayModule, params: Params) -> Step:
         """Return the function of arrays for these parameters."""
-        return self.bind(xp, *[value_of(constant, params, self.dtype) for constant in self.constants])
+        return self.bind(xp, *[value_of(constant, params) for constant in self.constants])
 
     def ufunc(self, xp: ArrayModule) -> Step | None:
         """Return the ufunc that the formula is, of the inputs in order and the output; None if it is more or less."""
@@ -250,7 +248,8 @@ class _Lowering:
             return {} if target == BOOL or is_float(target) else {"casting": "unsafe"}
         if not is_float(target) and (expr.as_float or is_real(expr.op)):  # NumPy would compute int8 in float16
             return {"dtype": float, "casting": "unsafe"}
-        return {} if is_float(target) and set(held) == {target} else {"casting": "unsafe"}
+        is_exact = set(held) == {target} and (is_float(target) or len(held) == len(expr.args))  # a number may be 0.5
+        return {} if is_exact else {"casting": "unsafe"}
 
 
 def lower(
@@ -260,7 +259,6 @@ def lower(
     overlaps: Mapping[str, frozenset[str]],
     *,
     dtype: DType,
-    kinds: DType,
     compute: Kind = None,
     numbers: frozenset[str] = frozenset(),
 ) -> LoweredFormula:
@@ -270,12 +268,11 @@ def lower(
         arrays: names of the arrays in the order of the step's arguments.
         dtypes: dtype of every array.
         overlaps: for each name in ``results`` the inputs whose memory it may be; a state is such an input itself.
-        dtype: the dtype for which scalars are computed.
-        kinds: the dtype that :data:`Kind` refers to.
+        dtype: the dtype that :data:`Kind` refers to.
         compute: kind of the results that do not state their own.
         numbers: names of inputs of one element; scratch for values that depend on them alone has one element, too.
     """
-    low = _Lowering(results, dtypes, overlaps, kinds, compute, numbers)
+    low = _Lowering(results, dtypes, overlaps, dtype, compute, numbers)
     for k, expr in enumerate(low.operations):
         if expr.op not in UFUNCS and expr.op not in ("cast", "select", "clip", "call"):
             raise FormulaError(f"unknown function {expr.op!r}")
@@ -297,4 +294,4 @@ def lower(
     scratch = tuple((held, frozenset(reads)) for held, reads in low.scratch.values())
     single = low.single if not copies and not scratch and len(results) == 1 else None
     inputs = tuple([name for name in arrays if name not in results])
-    return LoweredFormula(text, inputs, namespace["bind"], tuple(low.constants), dtype, scratch, single)
+    return LoweredFormula(text, inputs, namespace["bind"], tuple(low.constants), scratch, single)

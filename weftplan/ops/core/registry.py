@@ -52,6 +52,11 @@ def _load(name: str) -> bool:
     return module is not None
 
 
+def is_packaged(name: str) -> bool:
+    """Return whether ``name`` is the name of an operator of this package."""
+    return name in _MODULE_OF
+
+
 def get(name: str) -> Op:
     """Return the operator with the name or alias ``name``; import its module first if necessary.
 

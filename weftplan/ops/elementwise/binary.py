@@ -21,7 +21,7 @@ from weftplan.ops.core.rules import (
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.core.schema import GradientRule, InplacePair, Op
+from weftplan.ops.core.schema import InplacePair, Op
 from weftplan.ops.elementwise.binary_gradients import SidesKernel, sum_backward
 from weftplan.ops.elementwise.rows import ONNX_BINARY
 
@@ -43,6 +43,7 @@ def _binary(
     elementwise: tuple[str, ...],
     broadcast: tuple[str, ...],
     grads: Sequence[Callable[[Expr, Expr, Expr], object]] = (),
+    sign: int = 0,
     integer: Callable[[Expr, Expr], object] | None = None,
     integers: Integers = "slope",
     elementwise_inplace: tuple[InplacePair, ...] = PRODUCT_INPLACE,
@@ -53,6 +54,7 @@ def _binary(
     Args:
         formula: the result, a function of both arrays.
         grads: the gradients of both arrays before sums, functions of (output gradient, lhs, rhs).
+        sign: 1 for a sum and -1 for a difference, whose gradients read neither array; else 0.
         integer: the formula for integers, if it is another.
         integers: how the gradients treat integers.
         onnx: ONNX's name of the operator.
@@ -60,59 +62,38 @@ def _binary(
     forward = FormulaKernel(
         lambda p, a, b: formula(a, b), 2, integer=None if integer is None else lambda p, a, b: integer(a, b)
     )
-    for (name, *aliases), rule in ((elementwise, same_shape), (broadcast, broadcast_shape)):
+    for (name, *aliases), is_equal in ((elementwise, True), (broadcast, False)):
         target = f"_backward_{name.lstrip('_')}"
+        gradient = grad(target, "g0", "x0", "x1") if grads else zero_gradient
+        if sign:  # both gradients of an elementwise sum are the output's gradient itself
+            gradient = same_gradient if is_equal and sign > 0 else grad(target, "g0", params={})
         if onnx:
             ONNX_BINARY[name] = onnx
         register(
             Op(
                 name=name,
                 forward=forward,
-                infer_shape=rule,
+                infer_shape=same_shape if is_equal else broadcast_shape,
                 infer_dtype=same_dtype,
                 inputs=_LR,
-                gradient=grad(target, "g0", "x0", "x1") if grads else zero_gradient,
+                gradient=gradient,
                 inplace=ADDITIVE_INPLACE,
                 aliases=tuple(aliases),
-                doc=doc + (" Shapes must be equal." if rule is same_shape else " Shapes broadcast."),
+                doc=doc + (" Shapes must be equal." if is_equal else " Shapes broadcast."),
             )
         )
-        if grads:
-            backward(
-                name,
-                SidesKernel(*grads, integers=integers),
-                ("ograd", "lhs", "rhs"),
-                grad_inputs=(0, 1),
-                inplace=elementwise_inplace if rule is same_shape else PRODUCT_INPLACE,
-            )
+        if sign and gradient is not same_gradient:
+            backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=GRAD_INPLACE)
+        elif grads:
+            inplace = elementwise_inplace if is_equal else PRODUCT_INPLACE
+            kernel = SidesKernel(*grads, integers=integers)
+            backward(name, kernel, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), inplace=inplace)
 
 
-def _sum(name: str, aliases: tuple[str, ...], ufunc: str, sign: int, equal: bool, doc: str) -> None:
-    ONNX_BINARY[name] = "Add" if sign > 0 else "Sub"
-    gradient: GradientRule = grad(f"_backward_{name}", "g0", params={})
-    needs_node = not (equal and sign > 0)  # both gradients of an elementwise sum are the output's gradient itself
-    register(
-        Op(
-            name=name,
-            forward=ufunc_kernel(ufunc, 2),
-            infer_shape=same_shape if equal else broadcast_shape,
-            infer_dtype=same_dtype,
-            inputs=_LR,
-            gradient=gradient if needs_node else same_gradient,
-            inplace=ADDITIVE_INPLACE,
-            aliases=aliases,
-            doc=doc,
-        )
-    )
-    if needs_node:
-        backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=GRAD_INPLACE)
-
-
-_sum("elemwise_add", ("_add", "_plus", "_Plus"), "add", 1, True, "lhs + rhs. Shapes must be equal.")
-_sum("elemwise_sub", ("_sub", "_minus", "_Minus"), "subtract", -1, True, "lhs - rhs. Shapes must be equal.")
-_sum("broadcast_add", ("broadcast_plus",), "add", 1, False, "lhs + rhs. Shapes broadcast.")
-_sum("broadcast_sub", ("broadcast_minus",), "subtract", -1, False, "lhs - rhs. Shapes broadcast.")
-
+_binary(lambda a, b: a + b, "lhs + rhs.", elementwise=("elemwise_add", "_add", "_plus", "_Plus"),
+        broadcast=("broadcast_add", "broadcast_plus"), sign=1, onnx="Add")  # fmt: skip
+_binary(lambda a, b: a - b, "lhs - rhs.", elementwise=("elemwise_sub", "_sub", "_minus", "_Minus"),
+        broadcast=("broadcast_sub", "broadcast_minus"), sign=-1, onnx="Sub")  # fmt: skip
 register(
     Op(
         name="_grad_add",

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from weftplan.ops.core.expression import DTYPE, Expr, Parameters, Scalar, f
+from weftplan.ops.core.expression import Expr, Parameters, Scalar, f
 from weftplan.ops.core.floats import is_float, is_half
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.schema import DType, Param
@@ -46,7 +46,7 @@ def _limit(value: float, dtype: DType) -> float | np.generic:
 
 
 def _gradient(p: Parameters, g: Expr, x: Expr, y: Expr) -> Expr:
-    low, high = (Scalar.call(_limit, limit, DTYPE) for limit in (p.a_min, p.a_max))
+    low, high = (Scalar.call(_limit, limit, p.array_dtype) for limit in (p.a_min, p.a_max))
     outside = f.logical_or(f.less(x, low), f.greater(x, high))
     return g * f.logical_not(outside)  # NaN counts as inside, so that its gradient is not lost
 
@@ -54,7 +54,8 @@ def _gradient(p: Parameters, g: Expr, x: Expr, y: Expr) -> Expr:
 row(
     "clip",
     lambda p, x: x.clip(
-        Scalar.call(saturated, p.a_min, DTYPE, -math.inf), Scalar.call(saturated, p.a_max, DTYPE, math.inf)
+        Scalar.call(saturated, p.a_min, p.array_dtype, -math.inf),
+        Scalar.call(saturated, p.a_max, p.array_dtype, math.inf),
     ),
     _gradient,
     params=(Param("a_min", p_float, doc="least value"), Param("a_max", p_float, doc="greatest value")),

@@ -7,16 +7,29 @@ values that the gradient keeps alive, membership in fused kernels, and the compi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import get_args
 
 import numpy as np
 
 from weftplan.errors import DTypeError
-from weftplan.ops.core.expression import Expr, FormulaError, Kind, Parameters, dtype_of, f, leaves
+from weftplan.ops.core.expression import Expr, FormulaError, Kind, Parameters, Scalar, dtype_of, f, leaves
 from weftplan.ops.core.formula_kernel import Choices, Formula, FormulaKernel, Integers
-from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, backward, grad, same_dtype, same_shape, zero_gradient
-from weftplan.ops.core.schema import REQUIRED, DTypeRule, GradientRule, InplacePair, Op, Param, Params
+from weftplan.ops.core.registry import is_packaged, register
+from weftplan.ops.core.rules import UNARY_INPLACE, backward, same_dtype, same_shape, zero_gradient
+from weftplan.ops.core.rules import grad as grad_rule
+from weftplan.ops.core.schema import (
+    REQUIRED,
+    DTypeRule,
+    GradientRule,
+    InplacePair,
+    Op,
+    OpContext,
+    Param,
+    Params,
+    TensorSpec,
+)
 
 ONNX: dict[str, str] = {}
 """ONNX's name of each operator of one array that ONNX has with the same meaning, without attributes."""
@@ -70,17 +83,20 @@ def row(
     Traceback (most recent call last):
     TypeError: row() missing 1 required keyword-only argument: 'doc'
     """
+    if integers not in get_args(Integers) or not all(
+        kind in ("float", "real") for kind in (compute, grad_compute) if isinstance(kind, str)
+    ):
+        raise FormulaError(f"row {name!r}: integers={integers!r}, compute={compute!r}, grad_compute={grad_compute!r}: "
+                           f"expected one of {get_args(Integers)}, and 'float' or 'real'")  # fmt: skip
     kernel = FormulaKernel(_with_parameters(name, formula, 1, params), compute=compute, choices=choices,
                            integer=None if integer is None else _with_parameters(name, integer, 1, params))  # fmt: skip
     values = [{**_defaults(params), **example} for example in examples]
     _check(name, kernel, values, infer_dtype, ("x",))
-    derived = None
     if grad is not None:
-        derived = _with_parameters(name, grad, 3, params)
-        gradient = _register_gradient(name, derived, params, values, choices, grad_compute, integers, infer_dtype)
-    if onnx:
-        ONNX[name] = onnx
-    return register(
+        reverse, read = _gradient(name, grad, params, values, choices, grad_compute, integers)
+        _check(name, reverse, values, infer_dtype, ("g", *read))
+        gradient = grad_rule(f"_backward_{name.lstrip('_')}", "g0", *(_READ[letter][0] for letter in read))
+    op = register(
         Op(
             name=name,
             forward=kernel,
@@ -94,15 +110,34 @@ def row(
             doc=doc,
         )
     )
+    if grad is not None:
+        backward(
+            name,
+            reverse,
+            ("ograd", *(_READ[letter][1] for letter in read)),
+            params=params,
+            inplace=tuple(InplacePair(k, 0) for k in range(1 + len(read))),
+        )
+    if onnx:
+        ONNX[name] = onnx
+    return op
+
+
+@contextmanager
+def _named(text: str) -> Iterator[None]:
+    """A context that turns an error into a FormulaError whose message begins with ``text``."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, FormulaError) else f"{type(error).__name__}: "
+        raise FormulaError(f"{text}: {kind}{error}") from error
 
 
 def _with_parameters(name: str, formula: str | Callable[..., object], count: int, params: tuple[Param, ...]) -> Formula:
     """Return ``formula`` as a function of parameters and arrays."""
     if isinstance(formula, str):
-        try:
+        with _named(f"row {name!r}"):
             function = getattr(f, formula)
-        except FormulaError as error:
-            raise FormulaError(f"row {name!r}: {error}") from None
         return lambda p, *arrays: function(*arrays)
     expected = count + bool(params)
     reads = len(inspect.signature(formula).parameters)
@@ -114,38 +149,22 @@ def _with_parameters(name: str, formula: str | Callable[..., object], count: int
     return formula if params else lambda p, *arrays: formula(*arrays)
 
 
-def _register_gradient(
-    name: str,
-    formula: Formula,
-    params: tuple[Param, ...],
-    values: Sequence[Params],
-    choices: Choices | None,
-    compute: Kind,
-    integers: Integers,
-    infer_dtype: DTypeRule,
-) -> GradientRule:
-    """Register the backward operator of a row; return the gradient rule."""
-    chosen = {} if choices is None else {key: choose(values[0]) for key, choose in choices.items()}
-    try:
-        used = leaves([formula(Parameters(chosen), *(Expr("input", letter) for letter in "gxy"))])
-    except FormulaError as error:
-        raise FormulaError(f"row {name!r}: {error}") from None
+def _gradient(
+    name: str, gradient: Callable[..., object], params: tuple[Param, ...], values: Sequence[Params],
+    choices: Choices | None, compute: Kind, integers: Integers,
+) -> tuple[FormulaKernel, list[str]]:  # fmt: skip
+    """Return the kernel of a gradient, and which of x and y it reads."""
+    formula = _with_parameters(name, gradient, 3, params)
+    with _named(f"row {name!r}, gradient"):
+        chosen = {key: choose(values[0]) for key, choose in (choices or {}).items()}
+        used = leaves([formula(Parameters(chosen, _CHECKED[0]), *(Expr("input", letter) for letter in "gxy"))])
     read = [letter for letter in "xy" if letter in used]
 
     def on_read(p: Parameters, g: object, *arrays: object) -> object:
         by_letter = dict(zip(read, arrays, strict=True))
         return formula(p, g, by_letter.get("x"), by_letter.get("y"))
 
-    kernel = FormulaKernel(on_read, 1 + len(read), compute=compute, choices=choices, integers=integers)
-    _check(name, kernel, values, infer_dtype, ("g", *read))
-    backward(
-        name,
-        kernel,
-        ("ograd", *(_READ[letter][1] for letter in read)),
-        params=params,
-        inplace=tuple(InplacePair(k, 0) for k in range(1 + len(read))),
-    )
-    return grad(f"_backward_{name.lstrip('_')}", "g0", *(_READ[letter][0] for letter in read))
+    return FormulaKernel(on_read, 1 + len(read), compute=compute, choices=choices, integers=integers), read
 
 
 def _defaults(params: tuple[Param, ...]) -> dict[str, object]:
@@ -156,7 +175,10 @@ def _defaults(params: tuple[Param, ...]) -> dict[str, object]:
 def _check(
     name: str, kernel: FormulaKernel, examples: Sequence[Params], infer_dtype: DTypeRule, inputs: tuple[str, ...]
 ) -> None:
-    """Trace and lower a kernel for a few dtypes, and raise FormulaError, with the row's name, if that is impossible."""
+    """Raise FormulaError, with the row's name, unless a kernel can be traced for a few dtypes.
+
+    A row that the package does not have, whose tests run the others, is also computed on one element.
+    """
     for values, dtype in [(example, dtype) for example in examples for dtype in _CHECKED]:
         try:
             _, (expected,) = infer_dtype(values, [dtype], [None])
@@ -166,10 +188,17 @@ def _check(
                     f"row {name!r}: it has a formula for integers, but its dtype rule refuses {dtype}"
                 ) from None
             continue
-        try:
-            result = kernel.expressions(values, dtype, [Expr("input", letter) for letter in inputs])[0]
-            kind = result.kind if isinstance(result, Expr) else "default"
+        with _named(f"row {name!r}, {dtype}"):
+            results = kernel.expressions(values, dtype, [Expr("input", letter) for letter in inputs])
+            if len(results) != 1 or not isinstance(results[0], (Expr, Scalar, int, float)):
+                raise FormulaError(f"it returns {results}, expected one expression or number")
+            kind = results[0].kind if isinstance(results[0], Expr) else "default"
             if kind != "default" and dtype_of(kind, dtype) != expected:
                 raise FormulaError(f"its result is {dtype_of(kind, dtype)}, but its dtype rule says {expected}")
-        except (FormulaError, TypeError) as error:
-            raise FormulaError(f"row {name!r}, {dtype}: {error}") from error
+            if not is_packaged(name):
+                assert expected is not None
+                specs, target = [TensorSpec((1,), dtype)] * len(inputs), TensorSpec((1,), expected)
+                scratch = np.empty(kernel.workspace(values, specs, [target]), np.uint8)
+                arrays, out = [np.ones(*spec) for spec in specs], np.ones(*target)
+                with np.errstate(all="ignore"):
+                    kernel(OpContext(np, workspace=scratch), values, arrays, [out])

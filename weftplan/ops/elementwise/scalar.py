@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from weftplan.ops.core.expression import DTYPE, Expr, Parameters, Scalar, apply, f, quotient, where
+from weftplan.ops.core.expression import BOOL, Expr, Parameters, Scalar, apply, f, quotient, where
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.formula_kernel import Choices, FormulaKernel, Integers
 from weftplan.ops.core.kernels import COMPARISONS
@@ -77,7 +77,7 @@ def _scalar_op(
 
     def with_number(function: Callable[..., object], convert: Callable[..., object]) -> Callable[..., object]:
         def traced(p: Parameters, *arrays: Expr) -> object:
-            return function(*arrays, Scalar.call(convert, p.scalar, DTYPE), *([p] if choices else []))
+            return function(*arrays, Scalar.call(convert, p.scalar, p.array_dtype), *([p] if choices else []))
 
         return traced
 
@@ -182,7 +182,8 @@ _scalar_op(
     "_PowerScalar",
     lambda x, s, p: x * x if p.squares else f.power(x, s, as_float=True),
     "data to the power of scalar.",
-    derivative=lambda g, x, s, p: (x * s if p.squares else f.power(x, s - 1.0) * s) * g,
+    # True, the exponent of bools, is 1.
+    derivative=lambda g, x, s, p: (x * s if p.squares and p.array_dtype != BOOL else f.power(x, s - 1.0) * s) * g,
     choices=_SQUARES,
     onnx="Pow",
 )

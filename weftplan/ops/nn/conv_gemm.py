@@ -16,7 +16,7 @@ import numpy as np
 
 from weftplan.ops.core.products import multiply, stacked_product
 from weftplan.ops.core.schema import Workspace
-from weftplan.ops.nn.conv_geometry import ConvolutionPart, Geometry, max_part_nbytes, parts
+from weftplan.ops.nn.conv_geometry import Geometry, PassPart, max_part_nbytes, parts
 from weftplan.support.array_types import ArrayModule, RawArray
 from weftplan.support.core_sharing import split_in_rooms
 
@@ -72,9 +72,7 @@ def _matrices(geo: Geometry, weight: RawArray) -> RawArray:
     return weight.reshape(geo.groups, geo.filters // geo.groups, geo.taps // geo.groups)
 
 
-def _for_parts(
-    ctx: Workspace, geo: Geometry, work: Callable[[Workspace, ConvolutionPart], None], *, weight: bool
-) -> None:
+def _for_parts(ctx: Workspace, geo: Geometry, work: Callable[[Workspace, PassPart], None], *, weight: bool) -> None:
     """Call ``work(scratch, part)`` for each part of a pass; several parts run on idle cores.
 
     ``weight``: whether the pass computes the gradient of the weight.
@@ -207,7 +205,7 @@ def adjoint(
     if dgrad is not None:
         weight = _widened(ctx, geo, weight)
 
-    def work(inner: Workspace, part: ConvolutionPart) -> None:
+    def work(inner: Workspace, part: PassPart) -> None:
         _adjoint(
             inner,
             part.geo,

@@ -140,7 +140,7 @@ class Geometry:
         return self.tile_bytes == tiling.GPU.tile_bytes
 
 
-class ConvolutionPart(NamedTuple):
+class PassPart(NamedTuple):
     """A part of a convolution: its geometry, and its slices of the data, the window side and the weight."""
 
     geo: Geometry
@@ -156,7 +156,7 @@ LEAST_ROWS = 32
 
 
 @functools.lru_cache(maxsize=4096)
-def parts(geo: Geometry, *, weight: bool) -> tuple[ConvolutionPart, ...]:
+def parts(geo: Geometry, *, weight: bool) -> tuple[PassPart, ...]:
     """Return the parts of a pass; ``weight``: the pass computes the gradient of the weight.
 
     With ``weight`` the parts are ranges of channels (or groups), else ranges of images. A small pass, and any pass on a
@@ -174,29 +174,27 @@ def parts(geo: Geometry, *, weight: bool) -> tuple[ConvolutionPart, ...]:
     limit = min(MOST, max(2, arrays // max(1, SHARE * geo.part_nbytes(weight=False))))
     count = 1 if geo.turns else min(work // FEW, limit, units)
     if count < 2:
-        return (ConvolutionPart(geo),)
+        return (PassPart(geo),)
     every = slice(None)
     if not weight:
         return tuple(
-            ConvolutionPart(_inner(geo, batch=_size(part_range)), (part_range, every), (part_range, every))
+            PassPart(_inner(geo, batch=_size(part_range)), (part_range, every), (part_range, every))
             for part_range in ranges(geo.batch, count)
         )
     if geo.groups == 1:
         return tuple(
-            ConvolutionPart(
-                _inner(geo, channels=_size(part_range)), (every, part_range), (every, every), (every, part_range)
-            )
+            PassPart(_inner(geo, channels=_size(part_range)), (every, part_range), (every, every), (every, part_range))
             for part_range in ranges(geo.channels, count)
         )
     pieces = []
     for part_range in ranges(geo.groups, count):
         channels, filters = (slice(part_range.start * size, part_range.stop * size) for size in per_group)
         inner = _inner(geo, groups=_size(part_range), channels=_size(channels), filters=_size(filters))
-        pieces.append(ConvolutionPart(inner, (every, channels), (every, filters), (filters, every)))
+        pieces.append(PassPart(inner, (every, channels), (every, filters), (filters, every)))
     return tuple(pieces)
 
 
-def max_part_nbytes(pieces: tuple[ConvolutionPart, ...], *, weight: bool) -> int:
+def max_part_nbytes(pieces: tuple[PassPart, ...], *, weight: bool) -> int:
     """Return the scratch bytes of the part that needs the most."""
     return max(part.geo.part_nbytes(weight=weight) for part in pieces)
 

@@ -16,12 +16,12 @@ import numpy as np
 from weftplan.errors import ParameterError
 from weftplan.ops.core import tiling
 from weftplan.ops.core.expression import Expr, cast, f, where
-from weftplan.ops.core.forms import ChosenKernel, context_kernel, workspace_kernel
+from weftplan.ops.core.forms import ChosenKernel, context_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
-from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes
+from weftplan.ops.core.kernels import BOOL, block_bytes
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape, take_bytes
+from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape
 from weftplan.ops.core.schema import (
     EntryRef,
     GradientBuilder,
@@ -32,18 +32,9 @@ from weftplan.ops.core.schema import (
     Param,
     Params,
     TensorSpec,
-    Workspace,
 )
 from weftplan.ops.elementwise.erf import erf
-from weftplan.ops.nn.prelu import (
-    prelu_backward,
-    prelu_block,
-    prelu_forward,
-    prelu_forward_block,
-    prelu_gamma_shape,
-    prelu_part,
-    prelu_rows,
-)
+from weftplan.ops.nn.prelu import prelu, prelu_backward, prelu_gamma_shape
 from weftplan.support.array_types import RawArray
 
 _LAMBDA = 1.0507009873554804934193349852946
@@ -153,43 +144,23 @@ def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | N
             xp.multiply(x, slope, out=out.reshape(-1)[part])
 
 
-@workspace_kernel
-def _prelu(ctx: Workspace, p: Params, data: RawArray, gamma: RawArray, out: RawArray) -> None:
-    prelu_forward(ctx, data, gamma, out)
-
-
-@workspace_kernel
-def _backward_prelu(ctx: Workspace, p: Params, *arrays: Any) -> None:
-    prelu_backward(ctx, *arrays)
-
-
-_FORWARD_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": _prelu}
-_BACKWARD_KERNELS: dict[str, Kernel] = {
-    "rrelu": FormulaKernel(lambda p, g, slope: g * slope, 2),
-    "prelu": _backward_prelu,
-}
-_forward_blocks = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
-_backward_blocks = FormulaKernel(
+_formula = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
+_gradient_formula = FormulaKernel(
     lambda p, g, value: _GRADIENTS[p.act_type](p, g, value), 2, choices=_CHOICES, compute="float"
 )
+_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": prelu}
+_FORWARD_KERNEL = ChosenKernel(lambda params: (_KERNELS.get(params["act_type"], _formula), params), elementwise=True)
+_BACKWARD_KERNELS: dict[str, Kernel] = {
+    "rrelu": FormulaKernel(lambda p, g, slope: g * slope, 2),
+    "prelu": prelu_backward,
+}
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    (shape, dtype) = inputs[0]
-    if params["act_type"] == "prelu":
-        return take_bytes((prelu_forward_block(prelu_rows(shape, inputs[1].shape)[0]), dtype))
+    shape, dtype = inputs[0]
     if params["act_type"] == "rrelu":
         return block_bytes(math.prod(shape), [np.dtype(np.float32), BOOL, dtype])
-    return _forward_blocks.workspace(params, inputs, outputs)
-
-
-def _backward_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    (shape, dtype) = outputs[0]
-    if params["act_type"] == "prelu":
-        rows, slopes = prelu_rows(shape, inputs[2].shape)
-        block, wide = prelu_block(rows), accumulator(dtype)
-        return take_bytes((block, wide), (block, BOOL), (prelu_part(rows, slopes), wide), (slopes, wide))
-    return 0 if params["act_type"] == "rrelu" else _backward_blocks.workspace(params, inputs, outputs)
+    return _FORWARD_KERNEL.workspace(params, inputs, outputs)
 
 
 def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
@@ -208,9 +179,7 @@ def _gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
 register(
     Op(
         name="LeakyReLU",
-        forward=ChosenKernel(
-            lambda params: (_FORWARD_KERNELS.get(params["act_type"], _forward_blocks), params), elementwise=True
-        ),
+        forward=_FORWARD_KERNEL,
         infer_shape=_infer_shape,
         infer_dtype=floats_only("LeakyReLU"),
         params=_PARAMS,
@@ -229,11 +198,10 @@ register(
 backward(
     "LeakyReLU",
     ChosenKernel(
-        lambda params: (_BACKWARD_KERNELS.get(params["act_type"], _backward_blocks), params), elementwise=True
+        lambda params: (_BACKWARD_KERNELS.get(params["act_type"], _gradient_formula), params), elementwise=True
     ),
     lambda params: ("ograd", "data", "gamma") if params["act_type"] == "prelu" else ("ograd", "kept"),
     grad_inputs=lambda params: (0, 1) if params["act_type"] == "prelu" else (0,),
     params=_PARAMS,
     inplace=(InplacePair(0, 0), InplacePair(1, 0)),
-    workspace=_backward_workspace,
 )

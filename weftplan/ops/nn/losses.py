@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from weftplan.errors import ShapeError
+from weftplan.ops.core.expression import Expr, f
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.kernels import blocks, copy_kernel
@@ -38,7 +39,7 @@ from weftplan.ops.core.schema import (
     Workspace,
 )
 from weftplan.ops.nn.activation import sigmoid
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.support.array_types import RawArray
 
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
@@ -71,23 +72,20 @@ def _label_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTy
     return [data, data if ins[1] is None else ins[1]], [data]
 
 
-def _difference(xp: ArrayModule, y: RawArray, label: RawArray, out: RawArray) -> None:
-    xp.subtract(y, label, out=out, casting="same_kind")
+def _regression(name: str, slope: Callable[[Expr], Expr], doc: str, *, forward: Kernel = copy_kernel) -> None:
+    """Register a loss; ``slope`` of the difference of output and label is its gradient for an output of one number."""
+    formula = FormulaKernel(
+        lambda p, y, label: slope(y - label) * p.scale if p.scales else slope(y - label),
+        2,
+        overlaps=(0, 1),
+        choices={"scales": lambda p: p["scale"] != 1.0},
+    )
 
-
-def _sign(xp: ArrayModule, y: RawArray, label: RawArray, out: RawArray) -> None:
-    xp.subtract(y, label, out=out, casting="same_kind")
-    xp.sign(out, out=out)
-
-
-def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kernel = copy_kernel) -> None:
     @workspace_kernel
     def reverse(ctx: Workspace, p: Params, output: RawArray, label: RawArray, out: RawArray) -> None:
         scale = p["grad_scale"] / max(1, math.prod(output.shape[1:]))
-        for block in blocks(ctx, (output, label, out)):
-            step(ctx.xp, *block)
-            if scale != 1.0:
-                ctx.xp.multiply(block[2], scale, out=block[2])
+        *inputs, target = (array.reshape(-1) for array in (output, label, out))  # the label may have another shape
+        formula(ctx, {"scale": scale}, inputs, [target])
 
     def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
         return [*builder.node(f"_backward_{name}", [builder.output(0), builder.input(1)]), None]
@@ -113,17 +111,17 @@ def _regression(name: str, step: Callable[..., None], doc: str, *, forward: Kern
 
 _regression(
     "LinearRegressionOutput",
-    _difference,
+    lambda difference: difference,
     "data, unchanged; its gradient is that of half the squared error to label, which has the shape of data.",
 )
 _regression(
     "MAERegressionOutput",
-    _sign,
+    f.sign,
     "data, unchanged; its gradient is that of the absolute error to label, which has the shape of data.",
 )
 _regression(
     "LogisticRegressionOutput",
-    _difference,
+    lambda difference: difference,
     "sigmoid of data; its gradient is that of the cross entropy with label, which has the shape of data.",
     forward=FormulaKernel(lambda p, data, label: sigmoid(data), 2, overlaps=(0,), compute="float"),
 )

@@ -66,6 +66,8 @@ def window(params: Params, rank: int) -> tuple[Shape, Shape, Shape]:
         pad = pad[:rank]
     if len(stride) != rank or min(stride) < 1:
         raise ParameterError(f"Pooling: stride={stride}: expected {rank} numbers of at least 1, as {kernel=}")
+    if params["pooling_convention"] == "same" and any(pad):
+        raise ParameterError(f"Pooling: pad={pad}: pooling_convention='same' pads by itself")
     if len(pad) != rank or min(pad) < 0:
         raise ParameterError(f"Pooling: pad={pad}: expected {rank} numbers of at least 0, as {kernel=}")
     return kernel, stride, pad

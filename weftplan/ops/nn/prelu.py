@@ -6,10 +6,11 @@ import math
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core import tiling
+from weftplan.ops.core.forms import ScratchSpecs, kernel
 from weftplan.ops.core.kernels import BOOL, accumulator, collapse, reduce_to, row_blocks, rows_per_block
 from weftplan.ops.core.rules import merge_shape
-from weftplan.ops.core.schema import Shape, Workspace
-from weftplan.support.array_types import RawArray
+from weftplan.ops.core.schema import Params, Shape, SpecLike
+from weftplan.support.array_types import ArrayModule, RawArray
 
 
 def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
@@ -35,7 +36,7 @@ def prelu_gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
     return tuple(g or d for g, d in zip(gamma, data, strict=True))
 
 
-def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
+def _rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of data and of gamma, which broadcasts to it, with adjacent axes merged if possible."""
     if len(gamma) == 1 < len(data):
         gamma = (1, *gamma, *(1,) * (len(data) - 2))
@@ -43,26 +44,16 @@ def prelu_rows(data: Shape, gamma: Shape) -> tuple[Shape, Shape]:
     return shape, slopes
 
 
-def prelu_forward_block(shape: Shape) -> Shape:
-    """Return the shape of a block of the forward pass: whole rows, of about :func:`tiling.share` elements."""
-    return rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]
+def _scratch(params: Params, data: SpecLike, gamma: SpecLike, out: SpecLike) -> ScratchSpecs:
+    """Return the scratch: a block of whole rows, of about :func:`tiling.share` elements."""
+    shape, _ = _rows(data.shape, gamma.shape)
+    return [((rows_per_block(shape, tiling.share(math.prod(shape))), *shape[1:]), out.dtype)]
 
 
-def prelu_block(shape: Shape) -> Shape:
-    """Return the shape of a block of the backward pass, which determines the order of its sums."""
-    return rows_per_block(shape), *shape[1:]
-
-
-def prelu_part(shape: Shape, slopes: Shape) -> Shape:
-    """Return the shape of a block's term in gamma's gradient."""
-    return slopes if slopes[0] == 1 else (rows_per_block(shape), *slopes[1:])
-
-
-def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray) -> None:
+@kernel(scratch=_scratch)
+def prelu(xp: ArrayModule, p: Params, data: RawArray, gamma: RawArray, out: RawArray, scratch: RawArray) -> None:
     """Compute ``out`` = data if it is above 0, else gamma · data; ``out`` may be ``data``."""
-    xp = ctx.xp
-    shape, slopes = prelu_rows(data.shape, gamma.shape)
-    scratch = ctx.take(prelu_forward_block(shape), out.dtype)
+    shape, slopes = _rows(data.shape, gamma.shape)
     data, out, slope = data.reshape(shape), out.reshape(shape), gamma.reshape(slopes)
     for chunk in row_blocks(shape, tiling.share(math.prod(shape))):
         x, y = data[chunk], out[chunk]
@@ -73,19 +64,26 @@ def prelu_forward(ctx: Workspace, data: RawArray, gamma: RawArray, out: RawArray
         xp.add(y, low, out=y)
 
 
+def _backward_scratch(
+    params: Params, ograd: SpecLike, data: SpecLike, gamma: SpecLike, *outputs: SpecLike | None
+) -> ScratchSpecs:
+    """Return the scratch: a block, whose size determines the order of sums, its mask, its sums, and all sums."""
+    (shape, slopes), wide = _rows(data.shape, gamma.shape), accumulator(data.dtype)
+    block = (rows_per_block(shape), *shape[1:])
+    part = slopes if slopes[0] == 1 else (block[0], *slopes[1:])
+    return [(block, wide), (block, BOOL), (part, wide), (slopes, wide)]
+
+
+@kernel(scratch=_backward_scratch)
 def prelu_backward(
-    ctx: Workspace, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray | None, ggrad: RawArray | None
-) -> None:
+    xp: ArrayModule, p: Params, ograd: RawArray, data: RawArray, gamma: RawArray, dgrad: RawArray | None,
+    ggrad: RawArray | None, scratch: RawArray, mask: RawArray, part: RawArray, total: RawArray,
+) -> None:  # fmt: skip
     """Compute the gradients ``dgrad`` of data and ``ggrad`` of gamma, each unless None.
 
     ``dgrad`` may be ``ograd`` or ``data``.
     """
-    xp = ctx.xp
-    shape, slopes = prelu_rows(data.shape, gamma.shape)
-    block = prelu_block(shape)
-    wide = accumulator(data.dtype)
-    scratch, mask = ctx.take(block, wide), ctx.take(block, BOOL)
-    part, total = ctx.take(prelu_part(shape, slopes), wide), ctx.take(slopes, wide)
+    shape, slopes = _rows(data.shape, gamma.shape)
     total.fill(0)
     ograd, data, slope = ograd.reshape(shape), data.reshape(shape), gamma.reshape(slopes)
     target = None if dgrad is None else dgrad.reshape(shape)

@@ -108,15 +108,15 @@ def _product(weights: Weights, *, backward: bool) -> Kernel:
         xp, source = ctx.xp, inputs[0]
         old, new = (target, source) if backward else (source, target)
         rows, columns, between, *wide = _matrices(ctx, weights, p, old.shape, new.shape, target.dtype)
-        axis, output = (1, 0) if backward else (0, 1)
+        read, written = (1, 0) if backward else (0, 1)
         x, y = source.reshape(-1, *source.shape[2:]), target.reshape(-1, *target.shape[2:])
         for start in range(0, x.shape[0], between.shape[0]):
             image, out = x[start : start + between.shape[0]], y[start : start + between.shape[0]]
             count = image.shape[0]
             middle, result = between[:count], out
             if wide:
-                xp.copyto(wide[axis][:count], image)
-                image, result = wide[axis][:count], wide[output][:count]
+                xp.copyto(wide[read][:count], image)
+                image, result = wide[read][:count], wide[written][:count]
             if backward:
                 multiply(xp, rows.T, image, middle)
                 multiply(xp, middle.reshape(-1, middle.shape[2]), columns, result.reshape(-1, result.shape[2]))

@@ -12,11 +12,10 @@ import numpy as np
 from weftplan.ops.core.expression import Expr, Parameters, cast, f, where
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_float
-from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, Shapes, floats_only, merge_dtype, merge_shape
-from weftplan.ops.core.schema import Op, Param, Params
+from weftplan.ops.core.rules import DTypes, Shapes, floats_only, merge_dtype, merge_shape
+from weftplan.ops.core.schema import Param, Params
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
-from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, step
 from weftplan.ops.optimizer.variants import average
 
 _WIDE = np.dtype(np.float32)
@@ -68,31 +67,24 @@ def _dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
     return [*[merged] * (len(ins) - 1), merge_dtype(_WIDE, ins[-1], "rescale_grad of a step of AdamW")], [merged]
 
 
-register(
-    Op(
-        name="_adamw_update",
-        forward=FormulaKernel(_adamw, 5, states=(2, 3), overlaps=(0,), choices=CHOICES, numbers=(4,)),
-        infer_shape=_shape,
-        infer_dtype=floats_only("adamw_update", _dtype),
-        params=_ADAMW,
-        inputs=("weight", "grad", "mean", "var", "rescale_grad"),
-        aux=(2, 3),
-        inplace=UNARY_INPLACE,
-        doc="One step of Adam with decoupled weight decay: weight - eta · (lr · mean / (sqrt(var) + epsilon) "
-        "+ wd · weight).",
-    )
+step(
+    "_adamw_update",
+    FormulaKernel(_adamw, 5, states=(2, 3), overlaps=(0,), choices=CHOICES, numbers=(4,)),
+    ("mean", "var"),
+    _ADAMW,
+    "One step of Adam with decoupled weight decay: weight - eta · (lr · mean / (sqrt(var) + epsilon) + wd · weight).",
+    infer_shape=_shape,
+    infer_dtype=floats_only("adamw_update", _dtype),
+    extra=("rescale_grad",),
 )
-register(
-    Op(
-        name="_mp_adamw_update",
-        forward=FormulaKernel(_mixed, 6, states=(2, 3, 4), overlaps=(), choices=CHOICES, numbers=(5,), base=4),
-        infer_shape=_shape,
-        infer_dtype=mixed_dtype,
-        params=_ADAMW,
-        inputs=("weight", "grad", "mean", "var", "weight32", "rescale_grad"),
-        aux=(2, 3, 4),
-        inplace=UNARY_INPLACE,
-        ignored_inputs=(0,),
-        doc="_adamw_update on a float32 copy of the weight.",
-    )
+step(
+    "_mp_adamw_update",
+    FormulaKernel(_mixed, 6, states=(2, 3, 4), overlaps=(), choices=CHOICES, numbers=(5,), base=4),
+    ("mean", "var", "weight32"),
+    _ADAMW,
+    "_adamw_update on a float32 copy of the weight.",
+    infer_shape=_shape,
+    infer_dtype=mixed_dtype,
+    extra=("rescale_grad",),
+    ignored=(0,),
 )

@@ -30,7 +30,7 @@ from weftplan.ops.core.rules import (
 )
 from weftplan.ops.core.schema import Arrays, InplacePair, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.optimizer.mixed_precision import mixed_dtype
-from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, rescaled, step_kernel
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, rescaled, step
 from weftplan.ops.optimizer.variants import T, average, rounded
 from weftplan.support.array_types import RawArray
 
@@ -68,19 +68,8 @@ def _mixed_direction_dtype(params: Params, ins: DTypes, outs: DTypes) -> tuple[D
     return inputs, [merge_dtype(_WIDE, outs[0], "direction of mp_lamb_update_phase1")]
 
 
-register(
-    Op(
-        name="lamb_update_phase1",
-        forward=step_kernel(_direction, 2),
-        infer_shape=same_shape,
-        infer_dtype=floats_only("lamb_update_phase1"),
-        params=_DIRECTION,
-        inputs=("weight", "grad", "mean", "var"),
-        aux=(2, 3),
-        inplace=UNARY_INPLACE,
-        doc="The direction of LAMB (You et al. 2020): Adam's, and wd · weight.",
-    )
-)
+step("lamb_update_phase1", _direction, ("mean", "var"), _DIRECTION,
+     "The direction of LAMB (You et al. 2020): Adam's, and wd · weight.")  # fmt: skip
 register(
     Op(
         name="mp_lamb_update_phase1",
@@ -113,8 +102,8 @@ def _step(p: Parameters, w: Expr, g: Expr, r1: Expr, r2: Expr) -> Expr:
         r1 = f.maximum(r1, p.lower_bound)
     if p.has_upper:
         r1 = f.minimum(r1, p.upper_bound)
-    ratio = r1 / r2
-    rate: Expr = where(f.equal(r1 * r2, 0), 1, ratio) * p.lr
+    is_zero = f.equal(r1 * r2, 0)  # before the ratio, which then needs no scratch of its own
+    rate: Expr = where(is_zero, 1, r1 / r2) * p.lr
     return w - g * rate
 
 

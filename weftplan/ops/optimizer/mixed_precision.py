@@ -11,10 +11,9 @@ from weftplan.errors import DTypeError
 from weftplan.ops.core.expression import Expr, Parameters, cast
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.formula_kernel import FormulaKernel
-from weftplan.ops.core.registry import register
-from weftplan.ops.core.rules import DTypes, merge_dtype, same_shape
-from weftplan.ops.core.schema import InplacePair, Op, Params
-from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, MOMENTUM, Rule, rescaled, sgd, sgd_mom
+from weftplan.ops.core.rules import DTypes, merge_dtype
+from weftplan.ops.core.schema import Params
+from weftplan.ops.optimizer.sgd_adam import CHOICES, COMMON, LR, MOMENTUM, Rule, rescaled, sgd, sgd_mom, step
 
 _WIDE = np.dtype(np.float32)
 
@@ -62,22 +61,10 @@ def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     return new, mom - new * (p.lr * p.wd)
 
 
-for _name, _step, _states, _params, _doc in (
+for _name, _rule, _states, _params, _doc in (
     ("mp_sgd_update", sgd, (), (LR, *COMMON), "sgd_update on a float32 copy of the weight."),
     ("mp_sgd_mom_update", sgd_mom, ("mom",), (LR, MOMENTUM, *COMMON), "sgd_mom_update on a float32 copy."),
     ("mp_nag_mom_update", _nag_mom, ("mom",), (LR, MOMENTUM, *COMMON[:3]), "nag_mom_update on a float32 copy."),
 ):
-    register(
-        Op(
-            name=_name,
-            forward=mixed_kernel(_step, len(_states)),
-            infer_shape=same_shape,
-            infer_dtype=mixed_dtype,
-            params=_params,
-            inputs=("weight", "grad", *_states, "weight32"),
-            aux=tuple(range(2, 3 + len(_states))),
-            inplace=(InplacePair(0, 0),),
-            ignored_inputs=(0,),
-            doc=_doc,
-        )
-    )
+    step(_name, mixed_kernel(_rule, len(_states)), (*_states, "weight32"), _params, _doc, infer_dtype=mixed_dtype,
+         ignored=(0,))  # fmt: skip

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weftplan.ops.core.forms import ScratchSpecs, kernel, workspace_kernel
+from weftplan.ops.core.expression import Expr, Parameters, f, where
+from weftplan.ops.core.forms import workspace_kernel
+from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.core.params import p_bool, p_float, p_inputs
 from weftplan.ops.core.registry import register
@@ -25,9 +27,9 @@ from weftplan.ops.core.rules import (
     same_shape,
     take_bytes,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, ShapeRule, SpecLike, TensorSpec, Workspace
+from weftplan.ops.core.schema import InplacePair, Op, Param, Params, ShapeRule, TensorSpec, Workspace
 from weftplan.ops.elementwise.add_n import numbered
-from weftplan.support.array_types import ArrayModule, RawArray
+from weftplan.support.array_types import RawArray
 
 _SINGLE = np.dtype(np.float32)
 
@@ -135,38 +137,21 @@ register(
 # ----------------------------------------------------------------------------------------------------------- multi_lars
 
 
-def _of_rates(params: Params, rates: SpecLike, *specs: SpecLike) -> ScratchSpecs:
-    return [*[(rates.shape, rates.dtype)] * 3, *[(rates.shape, BOOL)] * 2]
+def _lars(p: Parameters, rates: Expr, weights: Expr, grads: Expr, decays: Expr) -> Expr:
+    """Return rate · eta · |w| / (rescale_grad · |g| + wd · |w| + eps) for each weight, or rate if a norm is 0.
 
-
-@kernel(scratch=_of_rates)
-def _multi_lars(
-    xp: ArrayModule, p: Params, rates: RawArray, weights: RawArray, grads: RawArray, decays: RawArray, out: RawArray,
-    weight: RawArray, grad: RawArray, decay: RawArray, either: RawArray, zero: RawArray,
-) -> None:  # fmt: skip
-    """Compute rate · eta · |w| / (rescale_grad · |g| + wd · |w| + eps) for each weight, or rate if a norm is 0.
-
-    The inputs ``weights`` and ``grads`` are squares of norms.
+    ``weights`` and ``grads`` are squares of norms.
     """
-    xp.less_equal(weights, 0, out=either)
-    xp.less_equal(grads, 0, out=zero)
-    xp.logical_or(either, zero, out=either)
-    xp.sqrt(weights, out=weight)
-    xp.sqrt(grads, out=grad)
-    xp.multiply(grad, p["rescale_grad"], out=grad)
-    xp.add(grad, p["eps"], out=grad)
-    xp.multiply(decays, weight, out=decay)
-    xp.add(grad, decay, out=grad)
-    xp.multiply(weight, p["eta"], out=weight)
-    xp.divide(weight, grad, out=weight)
-    xp.copyto(weight, 1, where=either)
-    xp.multiply(rates, weight, out=out)
+    is_zero = f.logical_or(f.less_equal(weights, 0), f.less_equal(grads, 0))
+    weight = weights.sqrt()
+    norm = grads.sqrt() * p.rescale_grad + p.eps + decays * weight
+    return rates * where(is_zero, 1, weight * p.eta / norm)
 
 
 register(
     Op(
         name="multi_lars",
-        forward=_multi_lars,
+        forward=FormulaKernel(_lars, 4, overlaps=(0,)),
         infer_shape=same_shape,
         infer_dtype=floats_only("multi_lars", same_dtype),
         params=(

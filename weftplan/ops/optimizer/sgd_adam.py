@@ -12,7 +12,7 @@ from weftplan.ops.core.formula_kernel import Choices, FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, floats_only, same_shape
-from weftplan.ops.core.schema import Op, Param
+from weftplan.ops.core.schema import DTypeRule, Op, Param, ShapeRule
 
 LR = Param("lr", p_float, doc="learning rate")
 COMMON = (
@@ -44,18 +44,38 @@ def step_kernel(rule: Rule, states: int) -> FormulaKernel:
     return FormulaKernel(rule, 2 + states, states=range(2, 2 + states), overlaps=(0,), choices=CHOICES)
 
 
-def step(name: str, rule: Rule, states: tuple[str, ...], params: tuple[Param, ...], doc: str) -> None:
-    """Register the operator of a step; ``states`` are the names of its states."""
+def step(
+    name: str,
+    kernel: Rule | FormulaKernel,
+    states: tuple[str, ...],
+    params: tuple[Param, ...],
+    doc: str,
+    *,
+    infer_shape: ShapeRule = same_shape,
+    infer_dtype: DTypeRule | None = None,
+    extra: tuple[str, ...] = (),
+    ignored: tuple[int, ...] = (),
+) -> None:
+    """Register the operator of a step.
+
+    Args:
+        kernel: the kernel, or the formula of one that reads only weight, gradient and states.
+        states: names of its states.
+        infer_dtype: None: all arrays have one float dtype.
+        extra: names of the inputs after the states.
+        ignored: indices of the inputs that the kernel does not read.
+    """
     register(
         Op(
             name=name,
-            forward=step_kernel(rule, len(states)),
-            infer_shape=same_shape,
-            infer_dtype=floats_only(name),
+            forward=kernel if isinstance(kernel, FormulaKernel) else step_kernel(kernel, len(states)),
+            infer_shape=infer_shape,
+            infer_dtype=infer_dtype or floats_only(name),
             params=params,
-            inputs=("weight", "grad", *states),
+            inputs=("weight", "grad", *states, *extra),
             aux=tuple(range(2, 2 + len(states))),
             inplace=UNARY_INPLACE,
+            ignored_inputs=ignored,
             doc=doc,
         )
     )

@@ -28,7 +28,8 @@ def rounded(value: object) -> Scalar:
 def average(old: Expr, rate: object, news: Expr) -> Expr:
     """Return the formula rate · old + (1 - rate) · news, with the rate rounded to float32."""
     share = rounded(rate)
-    return old * share + news * (1.0 - share)
+    mean: Expr = old * share + news * (1.0 - share)
+    return mean
 
 
 def _limited(p: Parameters, weight: Expr) -> Expr:

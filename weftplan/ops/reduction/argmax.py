@@ -12,7 +12,7 @@ from weftplan.ops.core.floats import holds_positions
 from weftplan.ops.core.forms import ChosenKernel, ScratchSpecs, kernel
 from weftplan.ops.core.kernels import INDEX
 from weftplan.ops.core.params import p_bool, p_int, p_optional
-from weftplan.ops.core.registry import get, register
+from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, merge_shape, normalize_axis, same_dtype, zero_gradient
 from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, SpecLike
 from weftplan.ops.reduction.reduce import keepdims_shape
@@ -98,7 +98,6 @@ register(
         infer_shape=_channel_shape,
         infer_dtype=same_dtype,
         gradient=zero_gradient,
-        workspace=lambda params, inputs, outputs: get("argmax").workspace_bytes(_CHANNEL, inputs, outputs),
         doc="Position of the first maximum along axis 1, in the dtype of data.",
     )
 )

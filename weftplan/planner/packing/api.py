@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing import constrained
-from weftplan.planner.packing.by_birth import pack_by_birth
+from weftplan.planner.packing.by_birth import pack_by_birth, pack_tall_first
 from weftplan.planner.packing.constrained_problem import PackingProblem
+from weftplan.planner.packing.exact_neighbours import merge_exact_neighbours, unmerge
 from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
-from weftplan.planner.packing.hard.search import MOST_CELLS, Allowance, improve, portfolio, table_cells
+from weftplan.planner.packing.hard.search import MAX_CELLS, Allowance, improve, portfolio, table_cells
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,
@@ -41,17 +42,17 @@ Effort = Literal["fast", "normal", "max"]
 # Maximum height of a sweep's packing, as a multiple of the floor: above it other methods do better.
 WORTH_A_SWEEP = 1.05
 
-MAX_SCANS = 50_000_000
-"""Maximum number of holes that the sweeps of one call look at; about four seconds."""
+MAX_SCANS = 25_000_000
+"""Maximum number of holes that the sweeps of one call look at; about two seconds."""
 
-WORTH_A_REVERSE = 1.3
-"""Ratio of the fallback's peak to the lower bound above which the fallback is also made backwards in time."""
+WORTH_A_SECOND = 1.45
+"""Ratio of the fallback's peak to the lower bound above which the tallest buffers are also placed first."""
 
-MOST_FOR_FIRST_FIT = 1 << 17
+MAX_FOR_FIRST_FIT = 1 << 17
 """Maximum number of buffers of a part that first fit places, in quadratic time: 2**17 buffers take about a minute."""
 
 # The allowance of work grows with the largest part, at most by this factor: a descent over more buffers costs more.
-BUFFERS_PER_ALLOWANCE, MOST_ALLOWANCES = 450, 3.0
+BUFFERS_PER_ALLOWANCE, MAX_ALLOWANCES = 450, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,8 @@ def pack_problem(problem: PackingProblem, *, effort: Effort | None = None, time_
     deadline, effort = _limits(time_limit, effort)
 
     def _plain(lower: Int64, upper: Int64, size: Int64) -> Packing:
-        left = None if deadline.moment is None else max(deadline.left(), 1e-9)
-        return pack(lower, upper, size, alignment=problem.alignment, effort=effort, time_limit=left)
+        seconds = None if deadline.moment is None else max(deadline.left(), 1e-9)
+        return pack(lower, upper, size, alignment=problem.alignment, effort=effort, time_limit=seconds)
 
     return constrained.solve(problem, _plain, effort=effort, deadline=deadline)
 
@@ -189,11 +190,13 @@ def _in_parts(
 ) -> Int64:
     """Return offsets in units of the alignment; pack each independent part on its own.
 
-    A part is searched only if its packing is higher than ``bound``, the lower bound of the whole problem.
+    A part is searched only if its packing is higher than ``bound``, the lower bound of the whole problem. Parts of more
+    than `MANY` buffers come first, from the largest on; later parts need not be lower than the packings of these.
     """
     offsets, leaves = leaf_parts(problem)
+    leaves.sort(key=lambda leaf: -len(leaf[1]) if len(leaf[1]) > MANY else 0)
     middling = max((len(part) for _, part in leaves if len(part) <= MANY), default=0)
-    scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MOST_ALLOWANCES)
+    scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MAX_ALLOWANCES)
     allowance = Allowance(int(spending.work * scale), deadline)  # shared by the searches of all parts
     scans = Scans(MAX_SCANS)
     for base, part in leaves:
@@ -205,6 +208,8 @@ def _in_parts(
         except OutOfTime:
             best.hurry()
         offsets[part.index] = best.offsets + base
+        if len(part) > MANY:
+            bound = max(bound, best.peak + base)
     return offsets
 
 
@@ -285,12 +290,12 @@ class Incumbent:
         """
         enough = self.floor if self.is_small else self.enough
         tries = len(VARIANTS) if self.is_small else 2
-        for most in (int(enough), int(self.floor * WORTH_A_SWEEP)):
+        for highest in (int(enough), int(self.floor * WORTH_A_SWEEP)):
             for order in (None,) if self.order is None else (self.order, None):
                 for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
                     if self.peak <= enough:
                         return True
-                    limit = min(self.peak - 1, most)
+                    limit = min(self.peak - 1, highest)
                     sweep = self._sweep(variant, limit, order)
                     if sweep is None and order is not None:
                         self._none_below = limit
@@ -315,8 +320,8 @@ class Incumbent:
         if self.order is None or self._waits is not None:
             return
         least = self.order.waits(*reuse_edges(self.part.lo, self.part.size, self.offsets))
-        known = self.peak <= self._none_below
-        for variant in variants_of(self.part)[known:] if least else ():
+        refuted = self.peak <= self._none_below
+        for variant in variants_of(self.part)[refuted:] if least else ():
             sweep = self._sweep(variant, self.peak, self.order)
             if sweep is not None and sweep[1] < least:
                 self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
@@ -325,14 +330,34 @@ class Incumbent:
     def improve(self, allowance: Allowance) -> None:
         """Try the greedy packings; if they are not low enough, search until the allowance is spent."""
         part, spending = self.part, self.spending
+        if self._improve_merged(allowance):
+            return
         if not self.is_small:
             self.hurry()
             self._fallen_back = True
-            if self.peak > self.floor * WORTH_A_REVERSE and not self.deadline.over():
-                self.offer(pack_by_birth(part.reversed()))
-        if self.is_small or (self.peak > self.enough and len(part) <= MOST_FOR_FIRST_FIT):
+            if self.peak > self.floor * WORTH_A_SECOND and not self.deadline.over():
+                self.offer(pack_tall_first(part, self.deadline))
+        if self.is_small or (self.peak > self.enough and len(part) <= MAX_FOR_FIRST_FIT):
             tries = spending.tries if self.is_small else 1  # the time of one is quadratic in the number of buffers
             self.offer(portfolio(part, self.floor, tries=tries, deadline=self.deadline))
-        if self.peak > self.enough and len(part) <= spending.largest and table_cells(part) <= MOST_CELLS:
+        if self.peak > self.enough and len(part) <= spending.largest and table_cells(part) <= MAX_CELLS:
             good_enough = spending.good_enough
             self.offer(improve(part, self.offsets, floor=self.floor, allowance=allowance, good_enough=good_enough))
+
+    def _improve_merged(self, allowance: Allowance) -> bool:
+        """Pack merged buffers, if merging removes at least half of the buffers; return whether it does."""
+        merged, rounds = merge_exact_neighbours(self.part)
+        if 2 * len(merged) > len(self.part):
+            return False
+        best = Incumbent(
+            merged, self.floor, spending=self.spending, deadline=self.deadline, order=None, scans=self.scans
+        )
+        try:
+            if not best.swept():
+                best.improve(allowance)
+        except OutOfTime:
+            best.hurry()
+        self.offer(unmerge(best.offsets, rounds))
+        if not self.is_small and self.deadline.moment is not None and self.peak > self.enough:
+            self.hurry()
+        return not self.is_small or self.peak <= self.enough

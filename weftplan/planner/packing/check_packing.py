@@ -30,44 +30,44 @@ def check_packing(
     >>> check_packing([0, 1], [2, 3], [8, 8], [0, 8])
     16
     """
-    first, last = _ints(lower), _ints(upper)
-    nbytes, place = _ints(size), _ints(offsets)
-    if not len(first) == len(last) == len(nbytes) == len(place):
+    lows, highs = _ints(lower), _ints(upper)
+    nbytes, positions = _ints(size), _ints(offsets)
+    if not len(lows) == len(highs) == len(nbytes) == len(positions):
         raise PlanError(
             "expected lower, upper, size and offsets of one length, got "
-            f"{len(first)}, {len(last)}, {len(nbytes)}, {len(place)}"
+            f"{len(lows)}, {len(highs)}, {len(nbytes)}, {len(positions)}"
         )
-    for i, off in enumerate(place):
-        if first[i] >= last[i] or nbytes[i] <= 0:
+    for i, off in enumerate(positions):
+        if lows[i] >= highs[i] or nbytes[i] <= 0:
             raise PlanError(
-                f"buffer {i}: expected lower < upper and a positive size, got {first[i]}, {last[i]} and {nbytes[i]}"
+                f"buffer {i}: expected lower < upper and a positive size, got {lows[i]}, {highs[i]} and {nbytes[i]}"
             )
         if off < 0 or off % alignment:
             raise PlanError(f"buffer {i}: expected an offset >= 0 and a multiple of {alignment}, got {off}")
     # Live ranges are disjoint and sorted by offset, so a new range can only overlap its two neighbours.
     starts: list[int] = []
     live: list[int] = []
-    births = sorted(range(len(first)), key=first.__getitem__)
-    deaths = sorted(births, key=last.__getitem__)
+    births = sorted(range(len(lows)), key=lows.__getitem__)
+    deaths = sorted(births, key=highs.__getitem__)
     dead = 0
     for i in births:
-        moment = first[i]
+        moment = lows[i]
         # Lifetimes are half-open: a buffer that dies at this moment is removed before a birth.
-        while dead < len(deaths) and last[deaths[dead]] <= moment:
-            at = bisect_left(starts, place[deaths[dead]])
+        while dead < len(deaths) and highs[deaths[dead]] <= moment:
+            at = bisect_left(starts, positions[deaths[dead]])
             del starts[at], live[at]
             dead += 1
-        at = bisect_left(starts, place[i])
+        at = bisect_left(starts, positions[i])
         for k in live[at - 1 if at else 0 : at + 1]:
-            if place[k] < place[i] + nbytes[i] and place[i] < place[k] + nbytes[k]:
+            if positions[k] < positions[i] + nbytes[i] and positions[i] < positions[k] + nbytes[k]:
                 raise PlanError(
-                    f"buffers {k} and {i} overlap at time {moment}: {k} lives {first[k]}..{last[k]} in bytes "
-                    f"{place[k]}..{place[k] + nbytes[k]}, {i} lives {first[i]}..{last[i]} in bytes "
-                    f"{place[i]}..{place[i] + nbytes[i]}"
+                    f"buffers {k} and {i} overlap at time {moment}: {k} lives {lows[k]}..{highs[k]} in bytes "
+                    f"{positions[k]}..{positions[k] + nbytes[k]}, {i} lives {lows[i]}..{highs[i]} in bytes "
+                    f"{positions[i]}..{positions[i] + nbytes[i]}"
                 )
-        starts.insert(at, place[i])
+        starts.insert(at, positions[i])
         live.insert(at, i)
-    return max((place[i] + nbytes[i] for i in range(len(place))), default=0)
+    return max((positions[i] + nbytes[i] for i in range(len(positions))), default=0)
 
 
 def check_problem(problem: PackingProblem, packing: Packing) -> None:
@@ -76,11 +76,11 @@ def check_problem(problem: PackingProblem, packing: Packing) -> None:
     Raises:
         PlanError: a constraint is violated; names the buffers.
     """
-    first, last = _ints(problem.lower), _ints(problem.upper)  # the problem's columns are arrays by now
-    nbytes, place = _ints(problem.size), _ints(packing.offsets)
-    bank = [0] * len(place) if packing.bank is None else _ints(packing.bank)
-    ends = [start + extent for start, extent in zip(place, nbytes, strict=True)]
-    fixed = _ints(problem.bank if problem.bank is not None else [-1] * len(place))
+    births, deaths = _ints(problem.lower), _ints(problem.upper)  # the problem's columns are arrays by now
+    nbytes, starts = _ints(problem.size), _ints(packing.offsets)
+    bank = [0] * len(starts) if packing.bank is None else _ints(packing.bank)
+    ends = [start + extent for start, extent in zip(starts, nbytes, strict=True)]
+    fixed = _ints(problem.bank if problem.bank is not None else [-1] * len(starts))
     for i, number in enumerate(bank):
         if not 0 <= number < len(problem.banks) or fixed[i] not in (-1, number):
             raise PlanError(f"buffer {i} is in bank {number}; its problem has it in {fixed[i]} (-1: any)")
@@ -88,24 +88,24 @@ def check_problem(problem: PackingProblem, packing: Packing) -> None:
         if capacity is not None and ends[i] > capacity:
             raise PlanError(f"buffer {i} ends at byte {ends[i]} of bank {number}, which has {capacity} bytes")
         for reserved, low, high in problem.reserved:
-            if reserved == number and place[i] < high and low < ends[i]:
-                raise PlanError(f"buffer {i} uses bytes {place[i]}..{ends[i]}, but {low}..{high} is reserved")
+            if reserved == number and starts[i] < high and low < ends[i]:
+                raise PlanError(f"buffer {i} uses bytes {starts[i]}..{ends[i]}, but {low}..{high} is reserved")
     for i, offset in problem.pins.items():
-        if place[i] != offset:
-            raise PlanError(f"buffer {i} is pinned at {offset}, but lies at {place[i]}")
+        if starts[i] != offset:
+            raise PlanError(f"buffer {i} is pinned at {offset}, but lies at {starts[i]}")
     for i, k in problem.apart:
-        if bank[i] == bank[k] and place[i] < ends[k] and place[k] < ends[i]:
-            raise PlanError(f"buffers {i} and {k} must be kept apart, but both use byte {max(place[i], place[k])}")
+        if bank[i] == bank[k] and starts[i] < ends[k] and starts[k] < ends[i]:
+            raise PlanError(f"buffers {i} and {k} must be kept apart, but both use byte {max(starts[i], starts[k])}")
     peaks = []
     for number in range(len(problem.banks)):
         rows: list[tuple[int, int, int, int]] = []
-        for i in range(len(place)):
+        for i in range(len(starts)):
             if bank[i] == number:
-                begin = first[i]
+                begin = births[i]
                 for pause, resume in problem.holes.get(i, ()):
-                    rows.append((begin, pause, nbytes[i], place[i]))
+                    rows.append((begin, pause, nbytes[i], starts[i]))
                     begin = resume
-                rows.append((begin, last[i], nbytes[i], place[i]))
+                rows.append((begin, deaths[i], nbytes[i], starts[i]))
         columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
         check_packing(*columns, alignment=problem.alignment)
         peaks.append(max((row[2] + row[3] for row in rows), default=0))

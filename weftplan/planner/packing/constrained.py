@@ -67,10 +67,10 @@ class _Placer:
         unit = problem.alignment
         self._size = -(-column(problem.size) // unit) * unit
         self._lower, self._upper = lower, upper = column(problem.lower), column(problem.upper)
-        self._apart: dict[int, list[int]] = {}
+        self._partners: dict[int, list[int]] = {}
         for a, b in problem.apart:
-            self._apart.setdefault(a, []).append(b)
-            self._apart.setdefault(b, []).append(a)
+            self._partners.setdefault(a, []).append(b)
+            self._partners.setdefault(b, []).append(a)
         self._with_holes = np.array(sorted(problem.holes), np.int64)
         life, every = upper - lower, np.arange(len(lower))
         self.orders = [
@@ -86,7 +86,7 @@ class _Placer:
         parts = self.problem.segments(k)
         for other in (np.flatnonzero(meets) if len(parts) > 1 else self._with_holes).tolist():
             meets[other] = any(a < d and c < b for a, b in parts for c, d in self.problem.segments(other))
-        meets[self._apart.get(k, [])] = True
+        meets[self._partners.get(k, [])] = True
         meets[k] = False
         return meets
 
@@ -170,10 +170,10 @@ class _Placer:
     def _lowest(self, k: int, number: int, rivals: Int64, offsets: Int64) -> int:
         """Return the lowest aligned offset in a bank at which buffer ``k`` meets neither rivals nor reserved ranges."""
         unit, need = self.problem.alignment, int(self._size[k])
-        taken = [(low, high) for n, low, high in self.problem.reserved if n == number]
-        taken += zip(offsets[rivals].tolist(), (offsets[rivals] + self._size[rivals]).tolist(), strict=True)
+        blocked = [(low, high) for n, low, high in self.problem.reserved if n == number]
+        blocked += zip(offsets[rivals].tolist(), (offsets[rivals] + self._size[rivals]).tolist(), strict=True)
         offset = 0
-        for low, high in sorted(taken):
+        for low, high in sorted(blocked):
             if offset + need <= low:
                 break
             offset = max(offset, -(-high // unit) * unit)

@@ -55,12 +55,14 @@ VARIANTS = (
 )
 
 
-def variants_of(problem: Problem, most: int = len(VARIANTS)) -> list[Variant]:
-    """Return the first ``most`` variants without duplicates; with one moment of maximum load some variants coincide."""
-    first, last = problem.first_peak.moment, problem.last_peak.moment
+def variants_of(problem: Problem, count: int = len(VARIANTS)) -> list[Variant]:
+    """Return the first ``count`` variants without duplicates; with one moment of maximum load some coincide."""
+    first_peak, last_peak = problem.first_peak.moment, problem.last_peak.moment
     distinct: dict[tuple[str, int, bool], Variant] = {}
-    for one in VARIANTS[:most]:
-        distinct.setdefault((one.stack, last if one.late_peak else first, one.short_high), one)
+    for variant in VARIANTS[:count]:
+        distinct.setdefault(
+            (variant.stack, last_peak if variant.late_peak else first_peak, variant.short_high), variant
+        )
     return list(distinct.values())
 
 
@@ -111,14 +113,14 @@ def pack_outwards(
     spans = sorted(end - begin for begin, end in zip(lo, hi, strict=True)) if variant.short_high else [0]
     short = (spans[len(spans) // 2] + spans[~(len(spans) // 2)]) / 2  # the median
     waits = 0
-    for side, before, after in (
-        (peak.behind, users, outside),
-        (peak.before, outside, users),  # this sweep goes backwards, so the earlier holder comes later in time
+    for side, earlier_sets, later_sets in (
+        (peak.later, users, outside),
+        (peak.earlier, outside, users),  # this sweep goes backwards, so the earlier holder comes later in time
     ):
         late, born, died = side.late, side.born, side.died
         deaths = sorted([*stack, *late], key=died.__getitem__)
-        last = LastHolders(stack, tops)
-        space = _Space(floor, last, top=tops[-1], held=before, mine=after, patience=patience)
+        last_holders = LastHolders(stack, tops)
+        space = _Space(floor, last_holders, top=tops[-1], held=earlier_sets, mine=later_sets, patience=patience)
         dead = 0
         for k, i in enumerate(late):
             if not k & 255:
@@ -148,7 +150,7 @@ class _Space:
     def __init__(
         self,
         floor: int,
-        last: LastHolders,
+        last_holders: LastHolders,
         *,
         top: int,
         held: Sequence[int] | None,
@@ -159,14 +161,14 @@ class _Space:
 
         Args:
             floor: preferred maximum height.
-            last: the last holders of the addresses.
+            last_holders: the last holders of the addresses.
             top: end of the stack.
             held, mine: bit sets per buffer; buffer ``b`` on bytes of buffer ``k`` adds a wait if ``held[k] & mine[b]``
                 is not 0. None: waits are not counted.
             patience: factor on the number of offsets to consider if a reuse would add a wait.
         """
         self._floor = floor
-        self._last = last
+        self._last_holders = last_holders
         self._held, self._mine = held, mine
         self._low, self._high = [top], [FAR]
         self._tries = TRIES * patience
@@ -184,14 +186,14 @@ class _Space:
             self._dead.append((self._held[buffer], high - low, low))
         lows, highs = self._low, self._high
         k = bisect_left(lows, low)
-        left = k > 0 and highs[k - 1] == low
-        right = k < len(lows) and lows[k] == high
-        if left and right:
+        joins_left = k > 0 and highs[k - 1] == low
+        joins_right = k < len(lows) and lows[k] == high
+        if joins_left and joins_right:
             highs[k - 1] = highs[k]
             del lows[k], highs[k]
-        elif left:
+        elif joins_left:
             highs[k - 1] = high
-        elif right:
+        elif joins_right:
             lows[k] = low
         else:
             lows.insert(k, low)
@@ -204,31 +206,31 @@ class _Space:
         other offsets below the floor are considered.
         """
         lows, highs, floor = self._low, self._high, self._floor
-        best, room = -1, FAR
+        best, tightest = -1, FAR
         for k, end in enumerate(highs):
             free = (end if end < floor else floor) - lows[k]
-            if size <= free < room:
-                best, room = k, free
+            if size <= free < tightest:
+                best, tightest = k, free
                 if free == size:
                     break
         if best < 0:
             best = len(lows) - 1
             off = lows[best]
         else:
-            off = lows[best] + (room - size if high else 0)
+            off = lows[best] + (tightest - size if high else 0)
         waits = 0
         if self._held is not None and self._mine is not None:
-            held, mine, count = self._held, self._mine[buffer], self._last.count
+            held, mine, count = self._held, self._mine[buffer], self._last_holders.count
             waits = count(off, off + size, held=held, mine=mine, most=FAR)
             if waits:
                 # Take the offset with the fewest waits among recently dead buffers and the ends of holes.
-                for k, low in self._places(mine, size):
+                for k, low in self._candidates(mine, size):
                     fewer = count(low, low + size, held=held, mine=mine, most=waits)
                     if fewer < waits:
                         best, off, waits = k, low, fewer
                         if not waits:
                             break
-            self._last.hold(buffer, off, off + size)
+            self._last_holders.hold(buffer, off, off + size)
         self._take(best, off, off + size)
         return off, waits
 
@@ -247,29 +249,29 @@ class _Space:
                 lows.insert(k + 1, high)
                 highs.insert(k + 1, end)
 
-    def _places(self, mine: int, size: int) -> Iterator[tuple[int, int]]:
+    def _candidates(self, mine: int, size: int) -> Iterator[tuple[int, int]]:
         """Yield about `TRIES` times patience candidates (hole, offset) below the floor.
 
         First come the places of recently dead buffers that need no wait, which is cheaper to test than the place
         itself; then both ends of each hole.
         """
         lows, highs, floor = self._low, self._high, self._floor
-        left = self._tries
+        tries_left = self._tries
         for held, extent, low in reversed(self._dead):
             if extent < size or held & mine:
                 continue
-            for place in (low, low + extent - size) if extent > size else (low,):
-                k = bisect_right(lows, place) - 1
-                if k >= 0 and place + size <= highs[k] and place + size <= floor:
-                    yield k, place
-                    left -= 1
-            if left <= 0:
+            for offset in (low, low + extent - size) if extent > size else (low,):
+                k = bisect_right(lows, offset) - 1
+                if k >= 0 and offset + size <= highs[k] and offset + size <= floor:
+                    yield k, offset
+                    tries_left -= 1
+            if tries_left <= 0:
                 return
         for k, begin in enumerate(lows):
             end = min(highs[k], floor)
             if end - begin >= size:
                 yield k, begin
                 yield k, end - size
-                left -= 2
-            if left <= 0:
+                tries_left -= 2
+            if tries_left <= 0:
                 return

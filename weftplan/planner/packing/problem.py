@@ -93,8 +93,8 @@ class Peak:
 
     moment: int
     alive: list[int]
-    behind: Side
-    before: Side
+    later: Side
+    earlier: Side
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ class Problem:
 
         alive = [i for i, begin in enumerate(lo) if begin <= moment < hi[i]]
         behind = side([i for i, begin in enumerate(lo) if begin > moment], born=lo, died=hi)
-        before = side(
+        earlier = side(
             [i for i, over in enumerate(hi) if over <= moment],
             born=[end - over for over in hi],
             died=[end - begin for begin in lo],
         )
-        return Peak(moment, alive, behind, before)
+        return Peak(moment, alive, behind, earlier)
 
     def reversed(self) -> Problem:
         """Return the problem backwards in time; its packings are packings of this problem."""
@@ -214,10 +214,10 @@ def leaf_parts(problem: Problem) -> tuple[Int64, list[tuple[int, Problem]]]:
     leaves: list[tuple[int, Problem]] = []
     todo = [(0, 0, len(order), 0)]
     while todo:
-        base, first, last, below = todo.pop()
-        places = by_count[bounds[below + 1] : bounds[below + 2]]
-        cuts = places[places.searchsorted(first, side="right") : places.searchsorted(last)].tolist()
-        for start, stop in pairwise([first, *cuts, last]):
+        base, start_buffer, stop_buffer, below = todo.pop()
+        cuttable = by_count[bounds[below + 1] : bounds[below + 2]]
+        cuts = cuttable[cuttable.searchsorted(start_buffer, side="right") : cuttable.searchsorted(stop_buffer)].tolist()
+        for start, stop in pairwise([start_buffer, *cuts, stop_buffer]):
             above, height = start, 0
             while above < stop and begin[above] == begin[start] and end[above] > begin[stop - 1]:
                 height += nbytes[above]
@@ -226,8 +226,8 @@ def leaf_parts(problem: Problem) -> tuple[Int64, list[tuple[int, Problem]]]:
             if ground - start == 1:
                 offsets[order[start]] = base
             else:
-                whole = ground - start == len(order)
-                leaves.append((base, problem if whole else problem.take(np.sort(order[start:ground]))))
+                is_problem = ground - start == len(order)
+                leaves.append((base, problem if is_problem else problem.take(np.sort(order[start:ground]))))
             if ground < stop:
                 todo.append((base + height, above, stop, below + above - start))
     return offsets, leaves

@@ -42,14 +42,14 @@ class LastHolders:
     def within(self, low: int, high: int) -> list[int]:
         """Return the last holders of the ranges that overlap ``low..high``, in address order."""
         starts = self._starts
-        first = bisect_right(starts, low) - 1
-        return self._holders[first : bisect_left(starts, high, first)]
+        begin = bisect_right(starts, low) - 1
+        return self._holders[begin : bisect_left(starts, high, begin)]
 
     def count(self, low: int, high: int, *, held: Sequence[int], mine: int, most: int) -> int:
         """Return the number of last holders ``k`` of ``low..high`` with ``held[k] & mine``, counted up to ``most``."""
         starts, common = self._starts, 0
-        first = bisect_right(starts, low) - 1
-        for k in self._holders[first : bisect_left(starts, high, first)]:
+        begin = bisect_right(starts, low) - 1
+        for k in self._holders[begin : bisect_left(starts, high, begin)]:
             if held[k] & mine:
                 common += 1
                 if common == most:
@@ -59,19 +59,19 @@ class LastHolders:
     def hold(self, buffer: int, low: int, high: int) -> list[int]:
         """Assign ``low..high`` to ``buffer``; return the previous holders in address order."""
         starts, holders = self._starts, self._holders
-        first = bisect_right(starts, low) - 1
-        end = bisect_left(starts, high, first)
-        before = holders[first:end]
+        begin = bisect_right(starts, low) - 1
+        end = bisect_left(starts, high, begin)
+        overwritten = holders[begin:end]
         # Keep the part of the first range below the buffer and the part of the last range above it.
-        if starts[first] < low:
-            first += 1
+        if starts[begin] < low:
+            begin += 1
         if end == len(starts) or starts[end] > high:
-            starts[first:end] = (low, high)
-            holders[first:end] = (buffer, before[-1])
+            starts[begin:end] = (low, high)
+            holders[begin:end] = (buffer, overwritten[-1])
         else:
-            starts[first:end] = (low,)
-            holders[first:end] = (buffer,)
-        return before
+            starts[begin:end] = (low,)
+            holders[begin:end] = (buffer,)
+        return overwritten
 
 
 def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64]:
@@ -89,14 +89,14 @@ def reuse_edges(lower: Int64, size: Int64, offsets: Int64) -> tuple[Int64, Int64
     >>> pointers.tolist(), earlier.tolist()
     ([0, 0, 1, 3], [0, 0, 1])
     """
-    first, last = offsets.tolist(), (offsets + size).tolist()
+    starts, ends = offsets.tolist(), (offsets + size).tolist()
     hold = LastHolders().hold
-    rows: list[list[int]] = [[]] * len(first)
+    rows: list[list[int]] = [[]] * len(starts)
     for i in lower.argsort(kind="stable").tolist():
-        before = hold(i, first[i], last[i])
-        if len(before) > 1:
-            before = sorted({*before})
-        rows[i] = before if before[0] >= 0 else before[1:]
+        overwritten = hold(i, starts[i], ends[i])
+        if len(overwritten) > 1:
+            overwritten = sorted({*overwritten})
+        rows[i] = overwritten if overwritten[0] >= 0 else overwritten[1:]
     pointers = [0, *accumulate(map(len, rows))]
     return np.array(pointers, np.int64), np.array([k for row in rows for k in row], np.int64)
 
@@ -140,8 +140,8 @@ class Precedence:
 
     def waits(self, pointers: Int64, earlier: Int64) -> int:
         """Return the number of edges of `reuse_edges` that add a wait."""
-        begin, others, users, count = pointers.tolist(), earlier.tolist(), self.users, 0
+        begin, predecessors, users, count = pointers.tolist(), earlier.tolist(), self.users, 0
         for later, needed in enumerate(self.needed):
-            for k in others[begin[later] : begin[later + 1]]:
+            for k in predecessors[begin[later] : begin[later + 1]]:
                 count += users[k] | needed != needed
         return count

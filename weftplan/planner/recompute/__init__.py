@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from weftplan.planner.recompute.ladder import curve, undominated
-from weftplan.planner.recompute.policies import Cost, apply, gain, nothing_fits
+from weftplan.planner.recompute.recompute_choice import Cost, apply, gain, nothing_fits
 from weftplan.planner.recompute.segments import block_sets
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.rewiring import repeat

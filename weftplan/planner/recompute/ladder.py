@@ -4,7 +4,7 @@ A *choice* is a set of nodes to recompute. :func:`curve` returns the Pareto-opti
 It does not depend on a budget, so answers taken from it are monotone: a larger budget never costs more time.
 
 1. Seeds: the empty set; all nodes whose seconds per byte are below a threshold, for several thresholds; and each of
-   these sets combined with the square-root rule for several segment sizes (*rooms*).
+   these sets combined with the square-root rule for several segment sizes (*capacities*).
 2. Descents through decreasing targets, in four variants, while the allowance of prices lasts.
 3. For small graphs, choices that differ by one or two nodes from a choice on the curve.
 
@@ -28,7 +28,7 @@ from typing import TypeVar
 import numpy as np
 
 from weftplan.planner.program import IntArray
-from weftplan.planner.recompute.segments import measure, rooms, segments
+from weftplan.planner.recompute.segments import capacities, measure, segments
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.stop_request import asked
 
@@ -36,7 +36,7 @@ Choice = TypeVar("Choice", bound=Price)
 
 STEPS_PRICED = 2_000_000
 """Maximum of prices times steps of one search: one to six seconds of Python, depending on the graph's length."""
-MOST_PRICES = 24_000
+MAX_PRICES = 24_000
 """Maximum number of prices of one search; more do not improve the curve of a small graph."""
 
 
@@ -45,11 +45,11 @@ def undominated(ranked: Iterable[Choice]) -> list[Choice]:
 
     Each returned choice has a lower peak than the choice before it.
     """
-    kept: list[Choice] = []
+    front: list[Choice] = []
     for choice in ranked:
-        if not kept or choice.peak < kept[-1].peak:
-            kept.append(choice)
-    return kept
+        if not front or choice.peak < front[-1].peak:
+            front.append(choice)
+    return front
 
 
 RUNG = 0.96
@@ -111,17 +111,17 @@ class Ladder:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         steps = len(tape.forward) + len(tape.backward)
-        self.allowance = max(60, min(MOST_PRICES, STEPS_PRICED // max(steps, 1)))
+        self.allowance = max(60, min(MAX_PRICES, STEPS_PRICED // max(steps, 1)))
         """Number of prices that the search may compute, without the seeds."""
-        self.left = self.allowance
-        self.known: dict[frozenset[int], Price] = {}
+        self.prices_left = self.allowance
+        self.prices: dict[frozenset[int], Price] = {}
         self.can = frozenset(tape.repeatable)
 
     def price(self, chosen: frozenset[int]) -> Price:
         """Return the price of a choice, from the cache if it is there."""
-        if chosen not in self.known:
-            self.known[chosen] = self.look(chosen)[0]
-        return self.known[chosen]
+        if chosen not in self.prices:
+            self.prices[chosen] = self.look(chosen)[0]
+        return self.prices[chosen]
 
     def look(self, chosen: frozenset[int]) -> tuple[Price, IntArray]:
         """Compute and cache the price; return it and the :func:`.tape.pressure` of each step.
@@ -129,28 +129,28 @@ class Ladder:
         The price is cached under the nodes that are recomputed in fact, which may be fewer than ``chosen``.
         """
         price, live = self.tape.look(chosen)
-        self.left = 0 if asked() else self.left - 1
-        self.known[frozenset(price.twins)] = price
+        self.prices_left = 0 if asked() else self.prices_left - 1
+        self.prices[frozenset(price.twins)] = price
         return price, live
 
     def frontier(self) -> list[Price]:
         """Return the Pareto-optimal choices, the fastest first."""
-        return undominated(sorted(self.known.values(), key=lambda p: (p.seconds, p.peak, len(p.twins), p.twins)))
+        return undominated(sorted(self.prices.values(), key=lambda p: (p.seconds, p.peak, len(p.twins), p.twins)))
 
-    def climb_down(self, *, jump: bool, fine: bool, most_seconds: float) -> None:
+    def climb_down(self, *, jump: bool, fine: bool, max_seconds: float) -> None:
         """Lower the target rung by rung while the allowance lasts.
 
         Args:
             jump: continue each rung from the best choice known so far; else from the choice that this descent reached.
             fine: add the best bundles in order; else skip bundles that mostly overlap with those already added.
-            most_seconds: stop as soon as the choice of a rung takes longer.
+            max_seconds: stop as soon as the choice of a rung takes longer.
         """
         target = self.price(frozenset()).peak
         chosen: frozenset[int] = frozenset()
         missed = 0
-        while self.left > 0 and missed < 3:
+        while self.prices_left > 0 and missed < 3:
             target = int(target * RUNG)
-            fitting = [(p.seconds, p.twins) for p in self.known.values() if p.peak <= target]
+            fitting = [(p.seconds, p.twins) for p in self.prices.values() if p.peak <= target]
             reached = self.descend(chosen, target, fine=fine)
             if reached is not None:
                 chosen = self.trim(reached, target)
@@ -159,12 +159,12 @@ class Ladder:
                 # The fastest known choice under this target, trimmed. To continue from it is not always right: the
                 # best choice at this target may be far from the best choice at a lower target.
                 _, twins = min(fitting)
-                known_best = self.trim(frozenset(twins), target) if self.left > 0 else frozenset(twins)
-                if reached is None or (jump and self.price(known_best).seconds < self.price(chosen).seconds):
-                    chosen, missed = known_best, 0
+                best_twins = self.trim(frozenset(twins), target) if self.prices_left > 0 else frozenset(twins)
+                if reached is None or (jump and self.price(best_twins).seconds < self.price(chosen).seconds):
+                    chosen, missed = best_twins, 0
             elif reached is None:
                 missed += 1
-            if self.price(chosen).seconds > most_seconds:
+            if self.price(chosen).seconds > max_seconds:
                 return
 
     def descend(self, chosen: frozenset[int], target: int, *, fine: bool) -> frozenset[int] | None:
@@ -175,26 +175,26 @@ class Ladder:
         live, price, excess = self._look(chosen, target)
         while price.peak > target:
             bundles = self._bundles(chosen, live, target)
-            taken = None
+            accepted = None
             sets = [bundle.nodes for bundle in bundles] if fine else _enough(bundles, live - target)
             many = sets[: max(1, len(bundles) // STEP)]
-            while self.left > 0 and taken is None:
+            while self.prices_left > 0 and accepted is None:
                 # Try several bundles together; if that does not help, a quarter of them; at last single bundles.
                 groups = (
                     [frozenset[int]().union(*many)] if len(many) > 1 else [bundle.nodes for bundle in bundles[:FEW]]
                 )
                 best = 0.0
                 for group in groups:
-                    there, cost, left = self._look(chosen | group, target)
-                    gain = (excess - left) / max(cost.seconds - price.seconds, 1e-9)
-                    if left < excess and gain > best:
-                        best, taken = gain, (there, cost, left)
+                    peak_after, cost, work_after = self._look(chosen | group, target)
+                    gain = (excess - work_after) / max(cost.seconds - price.seconds, 1e-9)
+                    if work_after < excess and gain > best:
+                        best, accepted = gain, (peak_after, cost, work_after)
                 if len(many) <= 1:
                     break
                 many = many[: len(many) // 4]
-            if taken is None:
+            if accepted is None:
                 return None
-            live, price, excess = taken
+            live, price, excess = accepted
             chosen = frozenset(price.twins)
         return chosen
 
@@ -211,7 +211,7 @@ class Ladder:
         hot = np.flatnonzero(over)
         lowest, highest = int(hot[0]), int(hot[-1])
         # Idle blocks of forward entries: from the last forward use of any of their entries to the first use after it.
-        mine = tape.made[trace.block[tape.made] >= 0]
+        mine = tape.produced[trace.block[tape.produced] >= 0]
         block = trace.block[mine]
         begin = np.full(int(block.max(initial=-1)) + 1, -1, dtype=np.int64)
         end = np.full(len(begin), len(live), dtype=np.int64)
@@ -223,18 +223,18 @@ class Ladder:
         idle = (begin >= 0) & (end < len(live)) & (end > lowest) & (begin <= highest) & (begin < end)
         gain = np.zeros(len(begin))
         for nbytes in np.unique(size[idle]).tolist():
-            some = np.flatnonzero(idle & (size == nbytes))
+            equal_sized = np.flatnonzero(idle & (size == nbytes))
             total = np.concatenate([[0], np.cumsum(np.minimum(over, nbytes))])
-            gain[some] = total[end[some]] - total[begin[some]]
+            gain[equal_sized] = total[end[equal_sized]] - total[begin[equal_sized]]
         makers: dict[int, set[int]] = {}
         useful = (gain[block] > 0.0) & (trace.needed[mine] < len(live))
         for e, b in zip(mine[useful].tolist(), block[useful].tolist(), strict=True):
             makers.setdefault(b, set()).add(tape.makers[e])
         ranked: list[tuple[float, float, int, Bundle]] = []
-        last: list[int] = trace.last.tolist()
+        deaths: list[int] = trace.last.tolist()
         begins, ends, sizes, gains = begin.tolist(), end.tolist(), size.tolist(), gain.tolist()
         for b, start in makers.items():
-            nodes = self._closure(start, chosen, last, ends[b])
+            nodes = self._closure(start, chosen, deaths, ends[b])
             if nodes is None or nodes <= chosen:
                 continue
             cost = sum(tape.seconds[nid] for nid in nodes - chosen)
@@ -243,7 +243,7 @@ class Ladder:
         return [bundle for _, _, _, bundle in ranked]
 
     def _closure(
-        self, start: Collection[int], chosen: frozenset[int], last: Sequence[int], when: int
+        self, start: Collection[int], chosen: frozenset[int], deaths: Sequence[int], when: int
     ) -> frozenset[int] | None:
         """Return ``start`` and all nodes that must run again to recompute it at step ``when``.
 
@@ -252,7 +252,7 @@ class Ladder:
         Args:
             start: the nodes to recompute.
             chosen: nodes that are recomputed already.
-            last: last step that reads each entry.
+            deaths: last step that reads each entry.
             when: the step before which the results are needed.
 
         Returns:
@@ -266,9 +266,9 @@ class Ladder:
         while stack:
             for e in reads[stack.pop()]:
                 nid = tape.makers[e]
-                if nid not in tape.place or nid in bundle or nid in chosen:
+                if nid not in tape.step_of or nid in bundle or nid in chosen:
                     continue
-                if last[e] >= when or nid not in self.can:
+                if deaths[e] >= when or nid not in self.can:
                     continue
                 bundle.add(nid)
                 stack.append(nid)
@@ -300,14 +300,14 @@ class Ladder:
     def refill(self, chosen: frozenset[int], target: int) -> frozenset[int]:
         """Return ``chosen`` without nodes whose results can be kept under the target.
 
-        The most expensive nodes are removed first. :meth:`_room_for` selects them by the bytes that each step has left
+        The most expensive nodes are removed first. :meth:`_refillable` selects them by the bytes left to each step
         under the target. Because of in-place sharing the new peak may still exceed the target; then only the more
         expensive half of them is removed, and so on.
         """
         price = self.price(chosen)
         current = frozenset(price.twins)
         for _ in range(REFILLS):
-            keep = self._room_for(current, target)
+            keep = self._refillable(current, target)
             while keep:
                 less = self.price(current.difference(keep))
                 if less.peak <= target:
@@ -318,7 +318,7 @@ class Ladder:
             price, current = less, frozenset(less.twins)
         return current
 
-    def _room_for(self, current: frozenset[int], target: int) -> list[int]:
+    def _refillable(self, current: frozenset[int], target: int) -> list[int]:
         """Return recomputed nodes whose results could be kept under the target, the most expensive first.
 
         A result is kept from its last forward use to the step of its twin.
@@ -330,7 +330,7 @@ class Ladder:
         twin: list[int] = trace.first[count:].tolist()
         maker_step: list[int] = trace.first[:count].tolist()
         read: list[int] = tape.last_forward.tolist()
-        kept: list[int] = []
+        stored: list[int] = []
         for nid in sorted(current, key=lambda nid: (-tape.seconds[nid], nid)):
             spans = [
                 (max(read[e], maker_step[e]) + 1, twin[e], tape.program.nbytes[e])
@@ -338,10 +338,10 @@ class Ladder:
                 if twin[e] >= 0
             ]
             if all(int(spare[begin:end].min(initial=size)) >= size for begin, end, size in spans):
-                kept.append(nid)
+                stored.append(nid)
                 for begin, end, size in spans:
                     spare[begin:end] -= size
-        return kept
+        return stored
 
 
 EXHAUSTIVE = 12
@@ -351,17 +351,17 @@ SMALL = 24
 LEVELS = 8
 """Maximum number of thresholds of seconds per byte; each gives one set of cheap nodes among the seeds."""
 SEEDS = 12
-"""Number of segment sizes (rooms) to combine with each set of cheap nodes, and with the empty set."""
+"""Number of segment sizes (capacities) to combine with each set of cheap nodes, and with the empty set."""
 
 
-def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[int]] = ()) -> list[Price]:
+def curve(tape: Tape, *, max_seconds: float = inf, seeds: Iterable[frozenset[int]] = ()) -> list[Price]:
     """Return the Pareto-optimal choices, from the fastest (nothing is recomputed) to the one with the lowest peak.
 
     Peaks decrease strictly; seconds do not decrease.
 
     Args:
         tape: the graph.
-        most_seconds: a descent stops at choices that take longer; seeds may still add some to the curve.
+        max_seconds: a descent stops at choices that take longer; seeds may still add some to the curve.
         seeds: further choices to price before the search.
     """
     ladder = Ladder(tape)
@@ -375,10 +375,10 @@ def curve(tape: Tape, *, most_seconds: float = inf, seeds: Iterable[frozenset[in
     for chosen in seeds:
         ladder.price(chosen)
     # Seeds do not count against the allowance: they are few, and only they reach the low end of a deep graph's curve.
-    ladder.left = 0 if asked() else ladder.allowance
+    ladder.prices_left = 0 if asked() else ladder.allowance
     for fine in (False, True):
         for jump in (False, True):
-            ladder.climb_down(jump=jump, fine=fine, most_seconds=most_seconds)
+            ladder.climb_down(jump=jump, fine=fine, max_seconds=max_seconds)
     if len(can) <= SMALL:
         polish(ladder)
     return ladder.frontier()
@@ -389,12 +389,12 @@ def polish(ladder: Ladder) -> None:
 
     This is repeated until the curve is stable or the allowance is spent.
     """
-    can, done = ladder.tape.repeatable, set[frozenset[int]]()
+    can, polished = ladder.tape.repeatable, set[frozenset[int]]()
     steps = [frozenset(step) for width in (1, 2) for step in combinations(can, width)]
-    while fresh := [twins for point in ladder.frontier() if (twins := frozenset(point.twins)) not in done]:
+    while fresh := [twins for point in ladder.frontier() if (twins := frozenset(point.twins)) not in polished]:
         for twins in fresh:
-            done.add(twins)
-            for step in steps if ladder.left > 0 else ():
+            polished.add(twins)
+            for step in steps if ladder.prices_left > 0 else ():
                 ladder.price(twins ^ step)
 
 
@@ -416,7 +416,7 @@ def seed(ladder: Ladder) -> None:
         ladder.price(light)
         if asked():
             return
-        for room in rooms(cuts, SEEDS):
-            chosen = segments(cuts, room, light=light)
+        for capacity in capacities(cuts, SEEDS):
+            chosen = segments(cuts, capacity, light=light)
             if chosen:
                 ladder.price(chosen)

@@ -29,7 +29,7 @@ from weftplan.planner.recompute.tape import Price, Tape
 WINDOWS = (0.75, 0.4)
 """Candidate minimum fills of a segment, as shares of its room; if results differ in size, either may be better."""
 PATIENCE = 3
-"""Number of consecutive rooms without an improvement after which the sweep stops."""
+"""Number of consecutive capacities without an improvement after which the sweep stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Cuts:
 
 def measure(tape: Tape) -> Cuts:
     """Return the weights and crossings of the forward order."""
-    steps, entries = len(tape.forward), tape.made
+    steps, entries = len(tape.forward), tape.produced
     trace = tape.trace(())
-    step, end, nbytes = tape.made_at[entries], tape.last_forward[entries], tape.nbytes[entries]
+    step, end, nbytes = tape.produced_at[entries], tape.last_forward[entries], tape.nbytes[entries]
     crosses = (end > step) & (np.array(tape.outside, dtype=np.uint8)[entries] == 0)
     until = np.arange(steps)
     np.maximum.at(until, step[crosses], end[crosses])
@@ -66,16 +66,16 @@ def measure(tape: Tape) -> Cuts:
 
 
 def segments(
-    cuts: Cuts, room: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
+    cuts: Cuts, capacity: float, *, light: Collection[int] = (), window: float = WINDOWS[0]
 ) -> frozenset[int] | None:
-    """Return the nodes to recompute if every segment fits a room.
+    """Return the nodes to recompute if every segment fits a capacity.
 
-    A segment ends when its weight and the bytes kept before it reach ``room``. The last segment begins as early as the
-    room allows; only its ``light`` nodes are recomputed.
+    A segment ends when its weight and the bytes kept before it reach ``capacity``. The last segment begins as early as
+    the capacity allows; only its ``light`` nodes are recomputed.
 
     Args:
         cuts: weights and crossings of the forward order.
-        room: bytes available to one segment and the results kept before it.
+        capacity: bytes available to one segment and the results kept before it.
         light: nodes to recompute in every segment; they weigh nothing in the last one.
         window: minimum fill of a segment, as a share of the free bytes of its room.
 
@@ -89,30 +89,32 @@ def segments(
     heavy = np.cumsum(np.where(mine & ~light_steps, cuts.weight, 0))
     fixed = np.cumsum(np.where(mine, 0, cuts.weight))
     crossing = np.where(mine, cuts.crossing, 0)
-    kept = np.zeros(steps, dtype=bool)
-    begin = held = behind = done = 0
-    while int(heavy[-1]) - done + int(fixed[-1]) + held > room:
+    stored = np.zeros(steps, dtype=bool)
+    begin = held = behind = recomputed = 0
+    while int(heavy[-1]) - recomputed + int(fixed[-1]) + held > capacity:
         load = weight[begin:] - behind + fixed[begin:] + held
         used = int(fixed[begin]) + held
-        last = begin + int(np.searchsorted(load, room, side="right"))
-        if last <= begin + 1 or used >= room:
+        stop = begin + int(np.searchsorted(load, capacity, side="right"))
+        if stop <= begin + 1 or used >= capacity:
             return None
-        across = _across(cuts, np.where(kept, 0, crossing), begin, last)
-        tail = int(heavy[-1]) - heavy[begin:last] + int(fixed[-1]) + held + across
-        enough = np.flatnonzero(tail <= room)
+        across = _across(cuts, np.where(stored, 0, crossing), begin, stop)
+        tail = int(heavy[-1]) - heavy[begin:stop] + int(fixed[-1]) + held + across
+        enough = np.flatnonzero(tail <= capacity)
         if len(enough):
             cut = begin + int(enough[0])
         else:
-            first = begin + int(np.searchsorted(load[: last - begin - 1], used + window * (room - used), side="right"))
-            first = min(first, last - 1)
+            earliest = begin + int(
+                np.searchsorted(load[: stop - begin - 1], used + window * (capacity - used), side="right")
+            )
+            earliest = min(earliest, stop - 1)
             # The last step of the window with the fewest crossing bytes.
-            cut = last - 1 - int(np.argmin(across[first - begin :][::-1]))
+            cut = stop - 1 - int(np.argmin(across[earliest - begin :][::-1]))
         stays = np.arange(begin, cut + 1)
-        kept[stays[mine[stays] & (cuts.until[stays] > cut)]] = True
+        stored[stays[mine[stays] & (cuts.until[stays] > cut)]] = True
         held += int(across[cut - begin])
-        behind, done = int(weight[cut]), int(heavy[cut])
+        behind, recomputed = int(weight[cut]), int(heavy[cut])
         begin = cut + 1
-    repeated = mine & ~kept
+    repeated = mine & ~stored
     repeated[begin:] &= light_steps[begin:]
     return frozenset(cuts.nodes[repeated].tolist())
 
@@ -128,7 +130,7 @@ def _across(cuts: Cuts, crossing: IntArray, begin: int, end: int) -> IntArray:
     return np.cumsum(change)[:-1]
 
 
-def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
+def least_capacity(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
     """Return the smallest room for which :func:`segments` finds a choice, within 1 %, by bisection."""
     high = float(cuts.weight.sum())
     low = high / max(len(cuts.nodes), 1)
@@ -141,17 +143,17 @@ def least_room(cuts: Cuts, *, window: float = WINDOWS[0]) -> float:
     return high
 
 
-def rooms(cuts: Cuts, count: int) -> list[float]:
-    """Return ``count`` rooms in geometric progression, from just below the total weight to :func:`least_room`."""
+def capacities(cuts: Cuts, count: int) -> list[float]:
+    """Return ``count`` capacities in geometric progression, from below the total weight to :func:`least_capacity`."""
     total = float(cuts.weight.sum())
     if total <= 0.0:
         return []
-    least = least_room(cuts)
+    least = least_capacity(cuts)
     return [total * (least / total) ** ((k + 1) / count) for k in range(count)]
 
 
 def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
-    """Return the price of the rule's choice with the lowest peak, over rooms from :func:`least_room` upwards.
+    """Return the price of the rule's choice with the lowest peak, over capacities from :func:`least_capacity` upwards.
 
     Among equal peaks it is the fastest. If no room lowers the peak, it is the price of the empty set.
     """
@@ -160,15 +162,15 @@ def square_root(tape: Tape, *, windows: Sequence[float] = WINDOWS) -> Price:
     if not cuts.weight.any():
         return best
     for window in windows:
-        room = least_room(cuts, window=window)
+        capacity = least_capacity(cuts, window=window)
         idle = 0
-        while idle < PATIENCE and room < 0.9 * start.peak:
-            chosen = segments(cuts, room, window=window)
+        while idle < PATIENCE and capacity < 0.9 * start.peak:
+            chosen = segments(cuts, capacity, window=window)
             price = start if chosen is None else tape.price(chosen)
             idle += 1
             if price.twins and (price.peak, price.seconds) < (best.peak, best.seconds):
                 best, idle = price, 0
-            room *= 2.0 ** (1 / 8)
+            capacity *= 2.0 ** (1 / 8)
     return best
 
 
@@ -199,16 +201,16 @@ def block_sets(tape: Tape) -> list[frozenset[int]]:
     cuts = measure(tape)
     across = _across(cuts, cuts.crossing, 0, len(kinds))
     phase = min(range(period), key=lambda k: (int(across[start + k : start + length : period].sum()), k))
-    places = list(range(start + phase, start + length, period))
+    starts = list(range(start + phase, start + length, period))
     sets = []
     for stride in range(1, STRIDES + 1):
-        kept = np.zeros(len(kinds), dtype=np.bool_)
+        stored = np.zeros(len(kinds), dtype=np.bool_)
         steps = np.arange(len(kinds))
-        last = places[(len(places) - 1) // stride * stride]
-        for cut in places[::stride]:
-            kept |= (steps <= cut) & (cuts.until > cut)
-        chosen = cuts.can & ~kept
-        sets += [frozenset(cuts.nodes[chosen & (steps <= end)].tolist()) for end in (last, len(kinds))]
+        final_start = starts[(len(starts) - 1) // stride * stride]
+        for cut in starts[::stride]:
+            stored |= (steps <= cut) & (cuts.until > cut)
+        chosen = cuts.can & ~stored
+        sets += [frozenset(cuts.nodes[chosen & (steps <= end)].tolist()) for end in (final_start, len(kinds))]
     return [chosen for chosen in dict.fromkeys(sets) if chosen]
 
 

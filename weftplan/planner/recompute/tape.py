@@ -51,7 +51,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Lifetimes:
     """Lifetimes of all entries when a set of nodes is recomputed.
 
     The entry of a twin has the number of the original entry plus the number of entries of the graph.
@@ -80,8 +80,8 @@ def pressure(live: IntArray) -> IntArray:
     array([17, 17, 12])
     """
     peaks = live.max(axis=1, initial=0)
-    most: IntArray = (live + (peaks.sum() - peaks)[:, None]).max(axis=0)
-    return most
+    upper_bound: IntArray = (live + (peaks.sum() - peaks)[:, None]).max(axis=0)
+    return upper_bound
 
 
 class Tape:
@@ -106,8 +106,8 @@ class Tape:
         self.num_entries = count = graph.num_entries
         self.makers = graph.entry_node
         self.outputs = [range(start, end) for start, end in pairwise(graph.row)]
-        self.place = {nid: step for step, nid in enumerate(self.forward)}
-        self._place = np.array([self.place.get(nid, -1) for nid in range(graph.num_nodes)], dtype=np.int64)
+        self.step_of = {nid: step for step, nid in enumerate(self.forward)}
+        self._step_of = np.array([self.step_of.get(nid, -1) for nid in range(graph.num_nodes)], dtype=np.int64)
         self.step_seconds = sum(seconds[nid] for nid in program.order if nid not in assignment.skipped)
         """Seconds of one step (forward and backward) without recomputation."""
         # Entries without memory of their own: external entries, and terms that are added straight into their sums.
@@ -120,12 +120,12 @@ class Tape:
         self.nbytes = np.tile(np.array(program.nbytes, dtype=np.int64), 2)
         """Bytes of each entry: the entries of the graph, then those of twins."""
         self._nodes = np.array(program.order, dtype=np.int64)
-        self.made = np.array([e for nid in self.forward for e in self.outputs[nid]], dtype=np.int64)
+        self.produced = np.array([e for nid in self.forward for e in self.outputs[nid]], dtype=np.int64)
         """Entries made by the forward part."""
-        self.made_at = self._place[self.makers]
+        self.produced_at = self._step_of[self.makers]
         """Position of each entry's maker in the forward part; -1 for an entry that the forward part does not make."""
         behind = [(e, step) for step, nid in enumerate(self.backward) for e in self.outputs[nid]]
-        self._made_behind, self._behind_at = np.array(behind, dtype=np.int64).reshape(-1, 2).T.copy()
+        self._produced_later, self._behind_at = np.array(behind, dtype=np.int64).reshape(-1, 2).T.copy()
         self._without_memory = np.flatnonzero(np.tile(np.array(self.outside, dtype=np.uint8), 2))
         self._node_device = np.array(program.device, dtype=np.int64)
         self._device = np.tile(self._node_device[graph.entry_node], 2)
@@ -142,16 +142,16 @@ class Tape:
         np.maximum.at(self.last_forward, entry, step)
         self._readers: list[list[int]] = [[] for _ in self.forward]
         """Per forward position: the forward positions that read an output of its node."""
-        source = self.made_at[entry]
+        source = self.produced_at[entry]
         for s, m in zip(step[source >= 0].tolist(), source[source >= 0].tolist(), strict=True):
             if not self._readers[m] or self._readers[m][-1] != s:
                 self._readers[m].append(s)
         self._first_reader = np.full(len(self.forward), len(self.backward), dtype=np.int64)
         step, entry = self._backward_reads
-        known = self.made_at[entry] >= 0
-        np.minimum.at(self._first_reader, self.made_at[entry[known]], step[known])
+        produced = self.produced_at[entry] >= 0
+        np.minimum.at(self._first_reader, self.produced_at[entry[produced]], step[produced])
         self._identities = self._table(self.forward, identity=True), self._table(self.backward, identity=True)
-        self._others = self._table(self.forward, identity=False), self._table(self.backward, identity=False)
+        self._unlike_tables = self._table(self.forward, identity=False), self._table(self.backward, identity=False)
 
     def _pairs(self, nid: int, *, offers: bool) -> list[Pair]:
         """Return the mandatory pairs of a node, which act as identities, and its optional pairs if ``offers`` is true.
@@ -160,12 +160,12 @@ class Tape:
         If an identity shared its input or its output with another pair of the node, the price could differ from the
         plan; no operator declares such pairs.
         """
-        inputs, first = self.program.graph.inputs[nid], self.program.graph.row[nid]
+        inputs, first_output = self.program.graph.inputs[nid], self.program.graph.row[nid]
         must = [pair._replace(identity=True) for pair in self.program.graph.works[nid].over]
         return [
-            (pair.input, inputs[pair.input], first + pair.output, pair.identity)
+            (pair.input, inputs[pair.input], first_output + pair.output, pair.identity)
             for pair in (*must, *(self.program.pairs[nid] if offers else ()))
-            if not self.outside[first + pair.output]
+            if not self.outside[first_output + pair.output]
         ]
 
     def _reads_of(self, nodes: Sequence[int]) -> tuple[IntArray, IntArray]:
@@ -203,10 +203,10 @@ class Tape:
         peak = int(live.max(axis=1, initial=0).sum())
         return Price(peak, sum(self.seconds[m] for m in repeated), repeated), pressure(live)
 
-    def trace(self, chosen: Collection[int]) -> Trace:
+    def trace(self, chosen: Collection[int]) -> Lifetimes:
         """Return the lifetimes of all entries when the nodes ``chosen`` are recomputed."""
         steps = self._steps(chosen)
-        root, first, _, merged = self._values(steps)
+        root, births, _, merged = self._values(steps)
         below = np.arange(2 * self.num_entries)
         below[merged[1]] = root[merged[0]]
         below = _ends(below)
@@ -216,11 +216,11 @@ class Tape:
         if len(self._held):
             np.maximum.at(read, self._held, self._held_until(steps))
         read[self.program.graph.outputs] = steps.total
-        held = (first >= 0) & (read >= 0)
+        held = (births >= 0) & (read >= 0)
         needed = np.full(2 * self.num_entries, steps.total, dtype=np.int64)
         late = step >= len(self.forward)
         np.minimum.at(needed, entry[late], step[late])
-        return Trace(np.where(held, first, -1), np.where(held, read, -1), np.where(held, below[root], -1), needed)
+        return Lifetimes(np.where(held, births, -1), np.where(held, read, -1), np.where(held, below[root], -1), needed)
 
     # -- fact 1 ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Tape:
         """Return the schedule when the nodes ``chosen`` are recomputed."""
         mask = np.zeros(len(self.forward), dtype=np.bool_)
         if chosen:
-            mask[self._place[np.fromiter(chosen, dtype=np.int64, count=len(chosen))]] = True
+            mask[self._step_of[np.fromiter(chosen, dtype=np.int64, count=len(chosen))]] = True
         # First backward step that needs each twin. Its readers among the twins come later in the forward order, so
         # walking it backwards finds their steps final.
         never = len(self.backward)
@@ -241,9 +241,9 @@ class Tape:
         when = np.array(trigger, dtype=np.int64)
         twins = np.flatnonzero(when < never)
         twins = twins[np.argsort(when[twins], kind="stable")]
-        before = np.cumsum(np.bincount(when[twins], minlength=never))
+        earlier_twins = np.cumsum(np.bincount(when[twins], minlength=never))
         count = len(self.forward)
-        at_backward = count + np.arange(never) + before
+        at_backward = count + np.arange(never) + earlier_twins
         at_twin = count + when[twins] + np.arange(len(twins))
         step_of_twin = np.full(count, -1, dtype=np.int64)
         step_of_twin[twins] = at_twin
@@ -253,7 +253,7 @@ class Tape:
 
     def _shifted(self, steps: _Steps, entry: IntArray) -> IntArray:
         """Map entries to those that backward nodes and twins read: the twin's entry if the maker has a twin."""
-        at = self.made_at[entry]
+        at = self.produced_at[entry]
         return entry + np.where((at >= 0) & steps.mask[at], self.num_entries, 0)
 
     def _reads(self, steps: _Steps) -> tuple[IntArray, IntArray]:
@@ -271,13 +271,13 @@ class Tape:
         ahead, at = len(self.forward), self._held_at
         return np.where(at < ahead, at, steps.at_backward[np.maximum(at - ahead, 0)] if self.backward else at)
 
-    def _made(self, steps: _Steps) -> IntArray:
+    def _first_steps(self, steps: _Steps) -> IntArray:
         """Return the step that makes each entry; -1 if no step makes it or it has no memory of its own."""
         maker_step = np.full(2 * self.num_entries, -1, dtype=np.int64)
-        at = self.made_at[self.made]
-        maker_step[self.made] = at
-        maker_step[self.made + self.num_entries] = steps.step_of_twin[at]
-        maker_step[self._made_behind] = steps.at_backward[self._behind_at]
+        at = self.produced_at[self.produced]
+        maker_step[self.produced] = at
+        maker_step[self.produced + self.num_entries] = steps.step_of_twin[at]
+        maker_step[self._produced_later] = steps.at_backward[self._behind_at]
         maker_step[self._without_memory] = -1
         return maker_step
 
@@ -292,8 +292,8 @@ class Tape:
             out_of_twin + self.num_entries,
             rank_of_twin,
         )
-        back = steps.at_backward[owner], self._shifted(steps, source), out, rank
-        return [np.concatenate(parts) for parts in zip(ahead, twins, back, strict=True)]
+        in_backward = steps.at_backward[owner], self._shifted(steps, source), out, rank
+        return [np.concatenate(parts) for parts in zip(ahead, twins, in_backward, strict=True)]
 
     def _values(self, steps: _Steps) -> tuple[IntArray, IntArray, IntArray, Merges]:
         """Return (value of each entry, first step of each value, last step of each value, in-place merges)."""
@@ -303,19 +303,19 @@ class Tape:
         root = _ends(root) if len(out) else root
         step, entry = self._reads(steps)
         value = root[entry]
-        last = np.full(2 * self.num_entries, -1, dtype=np.int64)
-        np.maximum.at(last, value, step)
+        deaths = np.full(2 * self.num_entries, -1, dtype=np.int64)
+        np.maximum.at(deaths, value, step)
         if len(self._held):
             value = np.concatenate([value, root[self._held]])
             step = np.concatenate([step, self._held_until(steps)])
-            np.maximum.at(last, value, step)
-        at_last = np.bincount(value[last[value] == step], minlength=2 * self.num_entries)
-        last[root[self.program.graph.outputs]] = steps.total
-        first = self._made(steps)
-        step, source, out, rank = self._instances(steps, self._others)
+            np.maximum.at(deaths, value, step)
+        at_last = np.bincount(value[deaths[value] == step], minlength=2 * self.num_entries)
+        deaths[root[self.program.graph.outputs]] = steps.total
+        births = self._first_steps(steps)
+        step, source, out, rank = self._instances(steps, self._unlike_tables)
         value = root[source]
         # Fact 3: the output needs memory, and the node is the only reader of the value at the value's last step.
-        able = np.flatnonzero((last[out] >= 0) & (first[out] >= 0) & (last[value] == step) & (at_last[value] == 1))
+        able = np.flatnonzero((deaths[out] >= 0) & (births[out] >= 0) & (deaths[value] == step) & (at_last[value] == 1))
         # An output takes the memory of its first usable input. An input that two outputs could take goes to the pair
         # with the lower rank.
         for key in (out, value):
@@ -323,16 +323,16 @@ class Tape:
             new = np.ones(len(able), dtype=np.bool_)
             np.not_equal(key[able[1:]], key[able[:-1]], out=new[1:])
             able = able[new]
-        return root, first, last, (source[able], out[able], step[able])
+        return root, births, deaths, (source[able], out[able], step[able])
 
     def _live(self, steps: _Steps) -> IntArray:
         """Return live bytes per (device, step), without scratch."""
-        root, first, last, (_, out, step) = self._values(steps)
-        values = np.flatnonzero((last >= 0) & (first >= 0) & (root == np.arange(2 * self.num_entries)))
+        root, births, deaths, (_, out, step) = self._values(steps)
+        values = np.flatnonzero((deaths >= 0) & (births >= 0) & (root == np.arange(2 * self.num_entries)))
         change = np.zeros((len(self.program.contexts), steps.total + 1), dtype=np.int64)
         nbytes, device = self.nbytes[values], self._device[values]
-        np.add.at(change, (device, first[values]), nbytes)
-        np.subtract.at(change, (device, np.minimum(last[values] + 1, steps.total)), nbytes)
+        np.add.at(change, (device, births[values]), nbytes)
+        np.subtract.at(change, (device, np.minimum(deaths[values] + 1, steps.total)), nbytes)
         live: IntArray = np.cumsum(change, axis=1)[:, : steps.total]
         np.subtract.at(live, (self._device[out], step), self.nbytes[out])
         return live

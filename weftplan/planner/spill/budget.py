@@ -17,21 +17,21 @@ from weftplan.planner.buffers import Buffers
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.rewiring import spilled
-from weftplan.planner.spill.search import Choice, Search, places
+from weftplan.planner.spill.search import Search, SpillChoice, spill_targets
 from weftplan.planner.strategies import Draft, assignment, plan_graph
 
 BASES = 4
 """Number of points of the recomputation curve that are combined with offloading."""
-MOST_STEPS = 3000
+MAX_STEPS = 3000
 """Maximum number of steps for combinations of recomputation and offloading; longer graphs use one of the two."""
 
 
-def wanted(options: PlanOptions, start: Draft) -> bool:
+def can_spill(options: PlanOptions, start: Draft) -> bool:
     """Return whether the plan exceeds the budget and some device has an offload target."""
     return (
         options.budget is not None
         and start.memory.peak > options.budget
-        and any(places(context, options) for context in start.program.contexts)
+        and any(spill_targets(context, options) for context in start.program.contexts)
     )
 
 
@@ -50,30 +50,30 @@ def apply(start: Draft, options: PlanOptions, *, cost: recompute.Cost) -> Draft:
     # No choice is faster than one whose copies delay nothing, so the first of them that fits is the answer.
     best, _ = _first_that_fits(start, options, [c for c in choices if c.seconds == 0.0], give_up=True)
     if best is None:
-        if program.num_forward < len(program.order) <= MOST_STEPS:
+        if program.num_forward < len(program.order) <= MAX_STEPS:
             tape = recompute.Tape(program, assignment=start.assignment, options=options, seconds=seconds)
             for point in _spread(recompute.curve(tape)):
                 choices += _curve(start, options, point, cost)
         best, low = _first_that_fits(start, options, _undominated(choices))
         smallest = min(smallest, low)
         try:
-            alone = recompute.apply(start, options, cost=cost)
+            recomputed = recompute.apply(start, options, cost=cost)
         except BudgetError as error:
             smallest = min(smallest, error.smallest or smallest)
         else:
-            alone_seconds = cost(alone.program)
-            if best is None or sum(alone_seconds[nid] for nid in alone.program.order) - step <= best[1].seconds:
-                return alone
+            alone_seconds = cost(recomputed.program)
+            if best is None or sum(alone_seconds[nid] for nid in recomputed.program.order) - step <= best[1].seconds:
+                return recomputed
     if best is not None:
         draft, choice = best
         more = choice.seconds / step if step else 0.0
         return replace(draft.slowed(more), notes=(_note(memory, draft, choice, more),))
-    most = f"{smallest:,} with the most that was found to compute again or to send to the host"
-    needs = f"with everything on the device, and {most}"
+    limits = f"{smallest:,} with the most that was found to compute again or to send to the host"
+    needs = f"with everything on the device, and {limits}"
     raise recompute.nothing_fits(start, options.budget, smallest=smallest, needs=needs)
 
 
-def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[Choice]:
+def _curve(start: Draft, options: PlanOptions, repeated: recompute.Price, cost: recompute.Cost) -> list[SpillChoice]:
     """Return choices with offloads, from the graph that recomputes the twins of ``repeated``."""
     program, shared = start.program, start.assignment
     if repeated.twins:
@@ -93,14 +93,14 @@ def _spread(points: Sequence[recompute.Price]) -> list[recompute.Price]:
     return [repeating[k * (len(repeating) - 1) // (BASES - 1)] for k in range(BASES)]
 
 
-def _undominated(choices: Sequence[Choice]) -> list[Choice]:
+def _undominated(choices: Sequence[SpillChoice]) -> list[SpillChoice]:
     """Return the undominated choices: seconds (then bytes copied) rise, peaks fall strictly."""
     return recompute.undominated(sorted(choices, key=lambda choice: (choice.seconds, choice.copied, choice.peak)))
 
 
 def _first_that_fits(
-    start: Draft, options: PlanOptions, choices: Sequence[Choice], *, give_up: bool = False
-) -> tuple[tuple[Draft, Choice] | None, int]:
+    start: Draft, options: PlanOptions, choices: Sequence[SpillChoice], *, give_up: bool = False
+) -> tuple[tuple[Draft, SpillChoice] | None, int]:
     """Return (draft, choice) for the fastest choice whose plan fits, or None, and the smallest peak that was planned.
 
     If no choice has a peak within the budget, the last one, with the lowest peak, is planned nevertheless, so that an
@@ -120,16 +120,16 @@ def _first_that_fits(
     return None, fewest
 
 
-def _planned(start: Draft, options: PlanOptions, choice: Choice) -> Draft:
+def _planned(start: Draft, options: PlanOptions, choice: SpillChoice) -> Draft:
     program = recompute.repeat(start.program, choice.twins)
     return plan_graph(spilled(program, choice.spills) if choice.spills else program, options)
 
 
-def _note(plain: MemoryPlan, draft: Draft, choice: Choice, more: float) -> str:
+def _note(plain: MemoryPlan, draft: Draft, choice: SpillChoice, more: float) -> str:
     need = draft.memory.peak - draft.memory.offloaded
     targets = sorted({str(spill.target) for spill in choice.spills})
     on_host = draft.memory.offloaded == draft.memory.on_host
-    where = "on the host" if on_host else f"in {', '.join(targets)}"
-    waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {where}"
+    location = "on the host" if on_host else f"in {', '.join(targets)}"
+    waits = f"{counted(len(choice.spills), 'result')} wait{'s' * (len(choice.spills) == 1)} {location}"
     twice, gain = f"{counted(len(choice.twins), 'node')} run twice", recompute.gain(need, plain.peak, more_time=more)
     return f"budget: {waits} ({draft.memory.offloaded:,} bytes), {twice}, {gain}"

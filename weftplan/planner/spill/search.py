@@ -43,7 +43,7 @@ PEER = Link(bandwidth=2.0e10)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SpillTarget:
     """Memory of an offload target."""
 
     context: Context
@@ -56,19 +56,26 @@ class Place:
     """Free bytes of the target; None without a limit."""
 
 
-def places(context: Context, options: PlanOptions) -> list[Place]:
+def spill_targets(context: Context, options: PlanOptions) -> list[SpillTarget]:
     """Return the places for results of ``context``, in order of preference."""
-    known = {target: Link(*how) for device, target, *how in options.links if device == str(context)}
+    links = {target: Link(*how) for device, target, *how in options.links if device == str(context)}
     assumed = {"host": PCIE, "file": FILE, "peer": PEER}
-    listed: list[Place] = []
+    listed: list[SpillTarget] = []
     files = 0
     for number, target in enumerate(options.targets):
-        taken = options.spill_taken[number] if number < len(options.spill_taken) else 0
-        limit = None if target.nbytes is None else max(target.nbytes - taken, 0)
-        for there in target.contexts(context, files=files, peers=options.peer_contexts):
+        reserved = options.spill_taken[number] if number < len(options.spill_taken) else 0
+        limit = None if target.nbytes is None else max(target.nbytes - reserved, 0)
+        for context_of_target in target.contexts(context, files=files, peers=options.peer_contexts):
             link = assumed[target.kind]
             # A measured link to host memory says nothing about a disk.
-            listed.append(Place(there, link if target.kind == "file" else known.get(str(there), link), number, limit))
+            listed.append(
+                SpillTarget(
+                    context_of_target,
+                    link if target.kind == "file" else links.get(str(context_of_target), link),
+                    number,
+                    limit,
+                )
+            )
         files += target.kind == "file"
     return listed if context.device_type in ("cpu", "gpu", "sim") else []
 
@@ -81,24 +88,24 @@ class Idle:
     group: int
     """Index of its buffer."""
     nbytes: int
-    made: int
+    produced: int
     """Step that computes it."""
     used: int
     """Last forward step that needs its memory, at least :attr:`made`."""
-    wanted: int
+    needed: int
     """First backward step that reads it."""
     by: int
     """Step before which its copy out must end, at most the first backward step."""
     since: int
     """Step before which its copy back must not start, at least the first backward step."""
-    place: Place | None = None
-    """Chosen place; None before the choice."""
+    target: SpillTarget | None = None
+    """Chosen target; None before the choice."""
 
     @property
     def seconds(self) -> float:
         """Seconds of one copy."""
-        assert self.place is not None
-        return self.place.link.seconds(self.nbytes)
+        assert self.target is not None
+        return self.target.link.seconds(self.nbytes)
 
 
 class StepTimes:
@@ -111,36 +118,39 @@ class StepTimes:
 
     def leaving(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
         """Return the step before which each copy out has ended, and the seconds for which the computation waits."""
-        jobs = [(one.made + 1, one.by, one.seconds) for one in idle]
-        return _one_way(jobs, self.starts)
+        jobs = [(result.produced + 1, result.by, result.seconds) for result in idle]
+        return _timetable(jobs, self.starts)
 
     def returning(self, idle: Sequence[Idle]) -> tuple[list[int], float]:
         """Return the step before which each copy back starts, and the seconds for which the computation waits."""
-        jobs = [(self.end - one.wanted, self.end - one.since, one.seconds) for one in idle]
-        done, waited = _one_way(jobs, self._mirrored)
-        return [self.end - step for step in done], waited
+        jobs = [(self.end - result.needed, self.end - result.since, result.seconds) for result in idle]
+        steps, waited = _timetable(jobs, self._mirrored)
+        return [self.end - step for step in steps], waited
 
 
-def _one_way(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:
+def _timetable(jobs: Sequence[tuple[int, int, float]], times: Sequence[float]) -> tuple[list[int], float]:
     """Return the step before which each copy has ended, and the seconds of waiting; copies run first come first served.
 
-    A job is (ready, due, seconds). It may start with step ``ready``; the computation waits for it before step ``due``.
+    A job is (ready, deadline, seconds). It may start with step ``ready``; the computation waits for it before step
+    ``deadline``.
     A wait delays all later steps, which gives later copies more time.
     """
-    done, ends = [0] * len(jobs), [0.0] * len(jobs)
+    steps, ends = [0] * len(jobs), [0.0] * len(jobs)
     free = delay = 0.0
-    events = [(ready, 1, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs)]
-    events += [(due, 0, due, seconds, k) for k, (ready, due, seconds) in enumerate(jobs) if due > ready]
+    events = [(ready, 1, deadline, seconds, k) for k, (ready, deadline, seconds) in enumerate(jobs)]
+    events += [
+        (deadline, 0, deadline, seconds, k) for k, (ready, deadline, seconds) in enumerate(jobs) if deadline > ready
+    ]
     events.sort()
-    for step, starts, due, seconds, k in events:
-        now = times[step] + delay
+    for step, starts, deadline, seconds, k in events:
+        moment = times[step] + delay
         if starts:
-            free = ends[k] = max(free, now) + seconds
+            free = ends[k] = max(free, moment) + seconds
             # `delay` may still grow before `due`, which makes this step an upper bound.
-            done[k] = min(max(bisect_left(times, free - delay), step), due)
-        if ends[k] > now and step == due:
-            delay += ends[k] - now
-    return done, delay
+            steps[k] = min(max(bisect_left(times, free - delay), step), deadline)
+        if ends[k] > moment and step == deadline:
+            delay += ends[k] - moment
+    return steps, delay
 
 
 SMALLEST = 4096
@@ -154,7 +164,7 @@ SENDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Price):
+class SpillChoice(Price):
     """Results to offload, and nodes to recompute; the peak excludes offloaded bytes."""
 
     spills: tuple[Spill, ...]
@@ -167,8 +177,8 @@ class Search:
 
     def __init__(self, buffers: Buffers, seconds: Sequence[float]) -> None:
         program, options = buffers.program, buffers.options
-        targets = [places(context, options) for context in program.contexts]
-        self._room = {place.target: place.limit for row in targets for place in row}
+        targets = [spill_targets(context, options) for context in program.contexts]
+        self._free_bytes = {target.target: target.limit for row in targets for target in row}
         """Free bytes of each offload target; None without a limit."""
         self._alignment = options.alignment
         self._num_forward = program.num_forward
@@ -188,7 +198,7 @@ class Search:
         group = buffers.entry_group
         maker_step: dict[int, int] = {}
         used: dict[int, int] = {}
-        wanted: dict[int, int] = {}
+        reading_step: dict[int, int] = {}
         read_later: dict[int, set[int]] = {}
         for step, nid in enumerate(order):
             for e in program.reads[nid]:
@@ -197,7 +207,7 @@ class Search:
                 if step < turn:
                     used[group[e]] = step
                 elif e in maker_step:
-                    wanted.setdefault(e, step)
+                    reading_step.setdefault(e, step)
                     read_later.setdefault(group[e], set()).add(e)
             if step < turn:
                 for e in range(row[nid], row[nid + 1]):
@@ -210,23 +220,23 @@ class Search:
         for e, step in maker_step.items():
             g = group[e]
             if read_later.get(g) == {e} and g not in held and program.nbytes[e] >= SMALLEST:
-                candidates.append(Idle(e, g, program.nbytes[e], step, used[g], wanted[e], turn, turn))
+                candidates.append(Idle(e, g, program.nbytes[e], step, used[g], reading_step[e], turn, turn))
         return candidates
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[SpillChoice]:
         """Return the curve, from no offload on; peaks fall strictly."""
         chosen: list[list[Idle]] = [[] for _ in self._devices]
         choice, live = self._measured(chosen)
         result = [choice]
-        left = SENDS * sum(map(len, self._idle))
-        while left > 0 and not asked():
+        sends_left = SENDS * sum(map(len, self._idle))
+        while sends_left > 0 and not asked():
             goal = int(result[-1].peak * RUNG)
             sent = 0
-            while sent < left and self._peak(live) > goal and self._send(chosen, live, goal):
+            while sent < sends_left and self._peak(live) > goal and self._send(chosen, live, goal):
                 sent += 1
             if not sent:
                 break
-            left -= sent
+            sends_left -= sent
             choice, live = self._measured(chosen)
             if choice.peak < result[-1].peak:
                 result.append(choice)
@@ -235,7 +245,7 @@ class Search:
     def _peak(self, live: IntArray) -> int:
         return int(live[self._counted].max(axis=1, initial=0).sum())
 
-    def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[Choice, IntArray]:
+    def _measured(self, chosen: Sequence[Sequence[Idle]]) -> tuple[SpillChoice, IntArray]:
         """Return the choice, and the bytes alive on each device."""
         live = self._live.copy()
         spills: list[Spill] = []
@@ -244,49 +254,53 @@ class Search:
             outs, late = self._times.leaving(idle)
             backs, early = self._times.returning(idle)
             stall += late + early
-            for one, out, back in zip(idle, outs, backs, strict=True):
-                start = max(one.used + 1, out)
-                if start < back:  # else other copies delay this copy until the result is read again
-                    assert one.place is not None
-                    live[device, start:back] -= self._held[one.group]
-                    spills.append(Spill(one.entry, out, back, one.place.context))
-                    copied += one.nbytes
-        return Choice(self._peak(live), stall, (), tuple(spills), copied), live
+            for result, out, fetched in zip(idle, outs, backs, strict=True):
+                start = max(result.used + 1, out)
+                if start < fetched:  # else other copies delay this copy until the result is read again
+                    assert result.target is not None
+                    live[device, start:fetched] -= self._held[result.group]
+                    spills.append(Spill(result.entry, out, fetched, result.target.context))
+                    copied += result.nbytes
+        return SpillChoice(self._peak(live), stall, (), tuple(spills), copied), live
 
     def _send(self, chosen: list[list[Idle]], live: IntArray, goal: int) -> bool:
         """Offload one more result at the step of the peak and update ``live``; return False if none helps."""
         for k in sorted(range(len(self._devices)), key=lambda k: -int(live[self._devices[k]].max(initial=0))):
             row = live[self._devices[k]]
             moment = int(row.argmax())
-            room = goal - (self._peak(live) - int(row[moment]))
-            gone = {one.entry: place for place, one in enumerate(chosen[k])}
-            idle = [one for one in self._idle[k] if one.used < moment < one.wanted and one.entry not in gone]
-            idle.sort(key=lambda one: (-self._worth(one), one.entry))
-            near = [housed for one in idle[:TRIALS] if (housed := self._housed(k, one)) is not None]
-            for one in near:
-                if self._leaves([*chosen[k], one], len(chosen[k]), moment):
-                    self._settle(one)
-                    chosen[k].append(one)
+            excess = goal - (self._peak(live) - int(row[moment]))
+            position_of = {result.entry: position for position, result in enumerate(chosen[k])}
+            idle = [
+                result
+                for result in self._idle[k]
+                if result.used < moment < result.needed and result.entry not in position_of
+            ]
+            idle.sort(key=lambda result: (-self._worth(result), result.entry))
+            near = [housed for result in idle[:TRIALS] if (housed := self._housed(k, result)) is not None]
+            for result in near:
+                if self._leaves([*chosen[k], result], len(chosen[k]), moment):
+                    self._settle(result)
+                    chosen[k].append(result)
                     live[:] = self._measured(chosen)[1]
                     return True
             # A result whose copy is already planned but late may also be waited for.
-            one_way = self._times.leaving if moment < self._num_forward else self._times.returning
-            steps, waited = one_way(chosen[k])
+            schedule = self._times.leaving if moment < self._num_forward else self._times.returning
+            steps, waited = schedule(chosen[k])
             slow = [
-                one
-                for one, step in zip(chosen[k], steps, strict=True)
-                if one.used < moment < one.wanted and (step > moment) == (moment < self._num_forward)
+                result
+                for result, step in zip(chosen[k], steps, strict=True)
+                if result.used < moment < result.needed and (step > moment) == (moment < self._num_forward)
             ]
             best: tuple[float, int, int, list[Idle]] | None = None
-            for one in [*near, *slow[:TRIALS]]:
-                forced = self._forced(one, moment, row, room)
-                if forced == one:
+            for result in [*near, *slow[:TRIALS]]:
+                forced = self._forced(result, moment, row, excess)
+                if forced == result:
                     continue
-                place = gone.get(one.entry, len(chosen[k]))
-                trial = [*chosen[k][:place], forced, *chosen[k][place + 1 :]]
-                price = ((one_way(trial)[1] - waited) / one.nbytes, one.entry)
+                position = position_of.get(result.entry, len(chosen[k]))
+                trial = [*chosen[k][:position], forced, *chosen[k][position + 1 :]]
+                price = ((schedule(trial)[1] - waited) / result.nbytes, result.entry)
                 if best is None or price < best[:2]:
-                    best = (*price, place, trial)
+                    best = (*price, position, trial)
             if best is not None and self._leaves(best[3], best[2], moment):
                 if best[2] == len(chosen[k]):
                     self._settle(best[3][-1])
@@ -295,45 +309,45 @@ class Search:
                 return True
         return False
 
-    def _housed(self, k: int, one: Idle) -> Idle | None:
-        """Return the result ``one`` with the first place that has room for it; None if no place has room."""
-        for place in self._targets[k]:
-            room = self._room[place.target]
-            if room is None or self._bytes_in(place, one) <= room:
-                return replace(one, place=place)
+    def _housed(self, k: int, result: Idle) -> Idle | None:
+        """Return the result ``result`` with the first place that has room for it; None if no place has room."""
+        for target in self._targets[k]:
+            free_bytes = self._free_bytes[target.target]
+            if free_bytes is None or self._bytes_in(target, result) <= free_bytes:
+                return replace(result, target=target)
         return None
 
-    def _settle(self, one: Idle) -> None:
-        """Subtract the bytes of the offloaded result ``one`` from the free bytes of its target."""
-        assert one.place is not None
-        room = self._room[one.place.target]
-        if room is not None:
-            self._room[one.place.target] = room - self._bytes_in(one.place, one)
+    def _settle(self, result: Idle) -> None:
+        """Subtract the bytes of the offloaded result ``result`` from the free bytes of its target."""
+        assert result.target is not None
+        free_bytes = self._free_bytes[result.target.target]
+        if free_bytes is not None:
+            self._free_bytes[result.target.target] = free_bytes - self._bytes_in(result.target, result)
 
-    def _bytes_in(self, place: Place, one: Idle) -> int:
-        """Return the bytes of ``one`` in an offload target, with its alignment."""
-        unit = self._alignment or alignment_of(place.context)
-        return -(-one.nbytes // unit) * unit
+    def _bytes_in(self, target: SpillTarget, result: Idle) -> int:
+        """Return the bytes of ``result`` in an offload target, with its alignment."""
+        unit = self._alignment or alignment_of(target.context)
+        return -(-result.nbytes // unit) * unit
 
-    def _forced(self, one: Idle, moment: int, row: IntArray, room: int) -> Idle:
-        """Return ``one`` with deadlines that keep it offloaded during the crowded steps around ``moment``.
+    def _forced(self, result: Idle, moment: int, row: IntArray, excess: int) -> Idle:
+        """Return ``result`` with deadlines that keep it offloaded during the crowded steps around ``moment``.
 
-        A step is crowded if more than ``room`` bytes are alive. The computation waits for the copies if necessary.
+        A step is crowded if more than ``excess`` bytes are alive. The computation waits for the copies if necessary.
         """
         if moment < self._num_forward:
-            low = max(one.used, one.made) + 1
-            calm = np.flatnonzero(row[low:moment] <= room)
-            return replace(one, by=min(one.by, low + int(calm[-1]) + 1 if len(calm) else low))
-        calm = np.flatnonzero(row[moment : one.wanted] <= room)
-        return replace(one, since=max(one.since, moment + int(calm[0]) if len(calm) else one.wanted))
+            low = max(result.used, result.produced) + 1
+            calm = np.flatnonzero(row[low:moment] <= excess)
+            return replace(result, by=min(result.by, low + int(calm[-1]) + 1 if len(calm) else low))
+        calm = np.flatnonzero(row[moment : result.needed] <= excess)
+        return replace(result, since=max(result.since, moment + int(calm[0]) if len(calm) else result.needed))
 
-    def _leaves(self, trial: Sequence[Idle], place: int, moment: int) -> bool:
-        """Return whether the result at index ``place`` is offloaded at step ``moment``, which does not use it."""
+    def _leaves(self, trial: Sequence[Idle], position: int, moment: int) -> bool:
+        """Return whether the result at index ``position`` is offloaded at step ``moment``, which does not use it."""
         if moment < self._num_forward:
-            return self._times.leaving(trial)[0][place] <= moment
-        return self._times.returning(trial)[0][place] > moment
+            return self._times.leaving(trial)[0][position] <= moment
+        return self._times.returning(trial)[0][position] > moment
 
-    def _worth(self, one: Idle) -> float:
+    def _worth(self, result: Idle) -> float:
         """Return the byte-seconds freed per second of copying."""
-        gap = self._times.starts[one.wanted] - self._times.starts[one.used + 1]
-        return gap * one.nbytes / PCIE.seconds(one.nbytes)
+        gap = self._times.starts[result.needed] - self._times.starts[result.used + 1]
+        return gap * result.nbytes / PCIE.seconds(result.nbytes)

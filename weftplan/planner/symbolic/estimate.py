@@ -106,19 +106,19 @@ def plan(
 planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the smallest budget found that works is 8032 \
 (7.84 KiB): raise it to that, or use a smaller batch
     """
-    known, overrides = _sorted_out(symbol, shapes or {}, more)
+    shapes_by_name, overrides = _sorted_out(symbol, shapes or {}, more)
     chosen = (PlanOptions.from_environment() if options is None else options).replace(**overrides)
     if order is not None and order not in ORDERS:
         raise PlanError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
     named = {"strategy": strategy, "recompute": recompute, "reorder": None if order is None else ORDERS[order]}
     named = {name: value for name, value in named.items() if value is not None}
     chosen = chosen.replace(workspaces=workspaces and chosen.workspaces, **named)
-    dtypes, notes = _dtypes(dtype, known)
+    dtypes, notes = _dtypes(dtype, shapes_by_name)
     question = Question(
         symbol,
-        known,
+        shapes_by_name,
         dtypes,
-        "null" if not train else parameters_only(symbol, known) if grad_req is None else grad_req,
+        "null" if not train else parameters_only(symbol, shapes_by_name) if grad_req is None else grad_req,
         group2ctx,
         chosen,
         slots.PLAN_OPTIMIZER.get()(optimizer) if isinstance(optimizer, str) else optimizer,
@@ -128,15 +128,23 @@ planned peak of 4,032 bytes (of 4,032 without recomputation) are needed; the sma
     several = isinstance(context, Sequence) and not isinstance(context, str)
     contexts: list[Any] = list(context) if isinstance(context, Sequence) and several else [context]
     contexts = [Context("cpu", 0)] if contexts == [None] and not several else contexts
-    if not contexts or not all(isinstance(one, Context) for one in contexts) or len(set(contexts)) != len(contexts):
+    if (
+        not contexts
+        or not all(isinstance(parameter, Context) for parameter in contexts)
+        or len(set(contexts)) != len(contexts)
+    ):
         raise PlanError(
             f"context must be a context such as mx.cpu(0) or mx.gpu(0), or a list of different ones, got {context!r}"
         )
 
     def again(*, batch: int | None = None, budget: int | str | None = None) -> MemoryPlan:
-        asked = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
+        changed_question = question if batch is None else replace(question, shapes=with_batch(question.shapes, batch))
         limit = None if budget is None else bytes_of(budget, contexts[0])
-        memory = slots.PLAN_ON_SEVERAL.get()(asked, contexts, limit) if several else asked.on_one(contexts[0], limit)
+        memory = (
+            slots.PLAN_ON_SEVERAL.get()(changed_question, contexts, limit)
+            if several
+            else changed_question.on_one(contexts[0], limit)
+        )
         return replace(memory, again=again, notes=(*notes, *memory.notes))
 
     return again(budget=budget)
@@ -178,8 +186,8 @@ class Question:
             return sum(state for _, _, state in trained_sizes(planned, self.shapes, optimizer=self.optimizer).values())
 
         planned = self.within(context, budget, besides=states)
-        kept = {} if self.optimizer is None else {"optimizer_states": states(planned)}
-        external = {**planned.memory.external_bytes, **kept}
+        persistent = {} if self.optimizer is None else {"optimizer_states": states(planned)}
+        external = {**planned.memory.external_bytes, **persistent}
         return replace(planned.memory, external_bytes=external, input_bytes=self.input_bytes(planned))
 
     def input_bytes(self, planned: PlannedGraph) -> int:
@@ -240,13 +248,13 @@ def _sorted_out(
     for name, value in (*shapes.items(), *more.items()):
         if name in inputs and hasattr(value, "shape"):
             raise PlanError(f"the shape of {name!r} is given as an array of shape {value.shape}: give that shape")
-    known: dict[str, Any] = dict(shapes)  # planning checks the values
+    shapes_by_name: dict[str, Any] = dict(shapes)  # planning checks the values
     overrides = {}
     for name, value in more.items():
         if name in inputs:
-            if name in known:
+            if name in shapes_by_name:
                 raise PlanError(f"the shape of {name!r} is given twice, among the shapes and by keyword")
-            known[name] = value
+            shapes_by_name[name] = value
         elif name in options:
             overrides[name] = value
         else:
@@ -255,7 +263,7 @@ def _sorted_out(
                 f"plan has no option and the symbol no argument {name!r}; {hint}options: {', '.join(OPTIONS)}; "
                 f"arguments: {_some(inputs)}"
             )
-    return known, overrides
+    return shapes_by_name, overrides
 
 
 def _some(names: Sequence[str]) -> str:
@@ -263,7 +271,9 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-OPTIONS = tuple(name for name, one in signature(plan).parameters.items() if one.kind is one.KEYWORD_ONLY)
+OPTIONS = tuple(
+    name for name, parameter in signature(plan).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
+)
 """Names of the keyword-only parameters of :func:`plan`."""
 
 
@@ -290,7 +300,7 @@ def _dtypes(
 
 
 def trained_sizes(
-    planned: PlannedGraph, known: Mapping[str, Shape], *, optimizer: int | HasStates | None
+    planned: PlannedGraph, shapes: Mapping[str, Shape], *, optimizer: int | HasStates | None
 ) -> dict[str, tuple[int, int, int]]:
     """Return (elements, bytes, bytes of optimizer state) of each parameter that has a gradient, by name.
 
@@ -305,7 +315,7 @@ def trained_sizes(
         )
     sizes = {}
     for name, e in planned.gradients.items():
-        if name in known or planned.grad_req[name] == Req.NULL:
+        if name in shapes or planned.grad_req[name] == Req.NULL:
             continue
         nbytes = int(planned.memory.entry_nbytes[e])
         if optimizer is None:

@@ -55,8 +55,8 @@ class IndexedGraph(Graph):
 
     def version(self, nid: int, slot: int) -> int:
         """Return the number of writes to a variable that precede its read by input ``slot``; 0 for an added node."""
-        own = self.nodes[nid].inputs
-        return own[slot].version if len(own) == len(self.inputs[nid]) else 0
+        inputs = self.nodes[nid].inputs
+        return inputs[slot].version if len(inputs) == len(self.inputs[nid]) else 0
 
 
 def indexed(entries: Iterable[Entry], order: Order | None = None) -> IndexedGraph:
@@ -97,7 +97,7 @@ def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Wo
     Nodes with the same operator and parameters share one object. The parser gives equal parameters one dictionary, so
     repeated layers query their operator once; later graphs reuse the cached answers.
     """
-    known: Kinds = {} if kinds is None else kinds
+    cached: Kinds = {} if kinds is None else kinds
     works: list[Work] = []
     counts: list[int] = []
     for node in nodes:
@@ -111,9 +111,9 @@ def works_of(nodes: Sequence[Node], kinds: Kinds | None = None) -> tuple[list[Wo
         attrs = node.attrs
         force = _forced(node) if FORCE in attrs or OLD_FORCE in attrs else None
         key = (id(op), id(node.params), force)
-        kind = known.get(key)
+        kind = cached.get(key)
         if kind is None:
-            kind = known[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
+            kind = cached[key] = _settled.answer(op, node.params, (force,), partial(_work, op, node.params, force))
         works.append(kind[0])
         counts.append(kind[1])
     return works, counts
@@ -144,10 +144,10 @@ def _work(op: Op, params: Params, force: bool | None) -> tuple[Work, int]:
     return work, op.num_outputs(params)
 
 
-def _no_such_output(entry: Entry, where: str) -> str:
+def _no_such_output(entry: Entry, reader: str) -> str:
     """Return the message of the error for an entry whose node lacks that output."""
     node = entry.node
-    return f"{where} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
+    return f"{reader} refers to output {entry.index} of {node.name!r}, which has {node.num_outputs} output(s)"
 
 
 def _forced(node: Node) -> bool | None:

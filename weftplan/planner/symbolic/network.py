@@ -16,7 +16,7 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.ops.core import registry
 from weftplan.ops.core.schema import DType, Op, Params, Req, Shape
-from weftplan.planner.memory_plan import Pass
+from weftplan.planner.memory_plan import PassReport
 from weftplan.planner.program import Graph, Work
 from weftplan.planner.rewiring import COPY_OUT, renumbered
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, Kinds, indexed, work_of
@@ -55,7 +55,7 @@ class Network:
     """Shape of each entry; empty before inference."""
     dtypes: Sequence[DType] = ()
     """Dtype of each entry; empty before inference."""
-    reports: tuple[Pass, ...] = ()
+    reports: tuple[PassReport, ...] = ()
     """Passes that have run."""
 
     @property
@@ -143,7 +143,7 @@ class Edit:
             like: entries with the shapes and dtypes of its outputs; by default the operator infers them.
             kind: its memory effects and number of outputs, if the caller knows them.
         """
-        first, nid = len(self.makers), len(self.nodes)
+        first_entry, nid = len(self.makers), len(self.nodes)
         created_at = self.nodes[main].created_at if main >= 0 else None
         node = Node(op, name, attrs=attrs, params={} if params is None else dict_of(params), created_at=created_at)
         work, count = work_of(node, self._kinds) if kind is None else kind
@@ -151,12 +151,12 @@ class Edit:
         self.works.append(work)
         self.inputs.append(list(inputs))
         self.controls.append(list(dict.fromkeys(controls)))
-        self.row.append(first)
+        self.row.append(first_entry)
         self.makers += [nid] * count
         self.devices.append(self.devices[max(main, 0)])
         if like is not None:
             self._like[nid] = like
-        return first
+        return first_entry
 
     def stand_for(self, entry: int, new: int) -> None:
         """Redirect all readers of ``entry`` to ``new``."""
@@ -180,7 +180,7 @@ class Edit:
         for nid in nids:
             self.node_stands_for(nid, new)
 
-    def done(self, *, wanted: tuple[str, ...] | None = None, head_grads: tuple[int, ...] | None = None) -> Network:
+    def finish(self, *, wanted: tuple[str, ...] | None = None, head_grads: tuple[int, ...] | None = None) -> Network:
         """Return the new network without dead nodes, numbered depth first from its outputs.
 
         ``changes`` are new values of fields of the network; nodes in them have the numbers of this edit.
@@ -200,16 +200,16 @@ class Edit:
         same = inputs[:begun] == old.inputs[:begun] and controls[:begun] == old.controls[:begun]
         begun = begun if same and heads[:count] == old.outputs[:count] else 0
         roots = map(self.makers.__getitem__, heads)
-        kept, number, entry, source = renumbered(
+        stays, number, entry, source = renumbered(
             roots, inputs=inputs, controls=controls, row=row, makers=self.makers, begun=begun
         )
         graph = IndexedGraph(
-            nodes=list(map(self.nodes.__getitem__, kept)),
-            works=list(map(self.works.__getitem__, kept)),
-            inputs=inputs[:begun] + [list(map(entry.__getitem__, inputs[was])) for was in kept[begun:]],
+            nodes=list(map(self.nodes.__getitem__, stays)),
+            works=list(map(self.works.__getitem__, stays)),
+            inputs=inputs[:begun] + [list(map(entry.__getitem__, inputs[was])) for was in stays[begun:]],
             controls=controls[:begun]
-            + [list(map(number.__getitem__, deps)) if (deps := controls[was]) else [] for was in kept[begun:]],
-            counts=[row[was + 1] - row[was] for was in kept],
+            + [list(map(number.__getitem__, deps)) if (deps := controls[was]) else [] for was in stays[begun:]],
+            counts=[row[was + 1] - row[was] for was in stays],
             heads=map(entry.__getitem__, heads),
         )
         shapes, dtypes = self._sizes()
@@ -224,7 +224,7 @@ class Edit:
             network,
             shapes=list(map(shapes.__getitem__, source)) if shapes else (),
             dtypes=list(map(dtypes.__getitem__, source)) if dtypes else (),
-            devices=list(map(self.devices.__getitem__, kept)),
+            devices=list(map(self.devices.__getitem__, stays)),
             arguments={name: number[nid] for name, nid in network.arguments.items()},
             states={name: number[nid] for name, nid in network.states.items()},
             head_grads=tuple(map(number.__getitem__, network.head_grads)),
@@ -240,7 +240,7 @@ class Edit:
             ShapeError, DTypeError: an output of a new node cannot be inferred.
         """
         shapes, dtypes, inputs = list(self.network.shapes), list(self.network.dtypes), self.inputs
-        known: dict[tuple[object, ...], tuple[list[Shape], list[DType]]] = {}
+        inferred: dict[tuple[object, ...], tuple[list[Shape], list[DType]]] = {}
         for nid in range(self.network.graph.num_nodes, len(self.nodes) if shapes else 0):
             node, op, like = self.nodes[nid], self.nodes[nid].op, self._like.get(nid)
             assert op is not None or like is not None
@@ -255,9 +255,9 @@ class Edit:
                 in_shapes: list[Shape | None] = [shapes[e] for e in inputs[nid]]
                 in_dtypes: list[DType | None] = [dtypes[e] for e in inputs[nid]]
                 key = (id(op), id(node.params), *in_shapes, *in_dtypes)
-                outs = known.get(key)
+                outs = inferred.get(key)
                 if outs is None:
-                    outs = known[key] = SHAPES.outputs(op, node, in_shapes), DTYPES.outputs(op, node, in_dtypes)
+                    outs = inferred[key] = SHAPES.outputs(op, node, in_shapes), DTYPES.outputs(op, node, in_dtypes)
                 shapes += outs[0]
                 dtypes += outs[1]
         return shapes, dtypes
@@ -266,11 +266,11 @@ class Edit:
         """Return the replacements of control dependencies, without duplicates."""
         nodes: dict[int, None] = {}
         for dep in deps:
-            now: int | None = dep
-            while now is not None and now in self._nodes:
-                now = self._nodes[now]
-            if now is not None:
-                nodes[now] = None
+            waiting: int | None = dep
+            while waiting is not None and waiting in self._nodes:
+                waiting = self._nodes[waiting]
+            if waiting is not None:
+                nodes[waiting] = None
         return list(nodes)
 
 
@@ -353,17 +353,17 @@ def _requests(grad_req: str | Mapping[str, str], arguments: Mapping[str, Node]) 
     return {name: GRAD_REQS[text] for name, text in read_grad_req(grad_req, arguments, PlanError).items()}
 
 
-def _folded(order: Sequence[Node]) -> list[Pass]:
+def _folded(order: Sequence[Node]) -> list[PassReport]:
     """Return records of the foldings that the graph has undergone before planning."""
     values = [node for node in order if FOLDED in node.attrs]
-    constants, layers = (sum(node.is_variable == wanted for node in values) for wanted in (True, False))
+    constants, layers = (sum(node.is_variable == is_constant for node in values) for is_constant in (True, False))
     passes = []
     if constants:
         changed = f"{counted(constants, 'result')} of parameters alone became parameters"
-        passes.append(Pass("constants folded", changed, "convert.fold_constants"))
+        passes.append(PassReport("constants folded", changed, "convert.fold_constants"))
     if layers:
         changed = f"{counted(layers, 'node')} became part of the layers before them"
-        passes.append(Pass("batch norm folded", changed, "convert.fold_batch_norm"))
+        passes.append(PassReport("batch norm folded", changed, "convert.fold_batch_norm"))
     return passes
 
 

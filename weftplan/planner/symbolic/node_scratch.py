@@ -43,50 +43,54 @@ def operator_choices(
     choices: dict[int, KernelChoice] = {}
     needs: dict[int, int] = {}
     # The parser gives equal parameters one dictionary, so repeated layers are looked up by identity.
-    known: dict[tuple[object, ...], tuple[KernelChoice, int]] = {}
+    cached: dict[tuple[object, ...], tuple[KernelChoice, int]] = {}
     row, inputs = graph.row, graph.inputs
-    where, offered = "", implementations.provided("")
-    last: Context | None = None
+    device_kind, offered = "", implementations.provided("")
+    last_device: Context | None = None
     for nid, node in enumerate(graph.nodes):
         op = node.op
         if op is None:
             continue
-        if devices[nid] is not last:
-            last = devices[nid]
-            where = "host" if last.is_host else last.device_type
-            offered = implementations.provided(where)
+        if devices[nid] is not last_device:
+            last_device = devices[nid]
+            device_kind = "host" if last_device.is_host else last_device.device_type
+            offered = implementations.provided(device_kind)
         if op.workspace is None and op.name not in offered:
             continue
-        assert last is not None
+        assert last_device is not None
         start, end, reads = row[nid], row[nid + 1], inputs[nid]
         ins = list(map(shapes.__getitem__, reads)), list(map(dtypes.__getitem__, reads))
         facts = *ins, shapes[start:end], dtypes[start:end]
-        gpu = last.device_id if where == "gpu" else None
-        key = (id(op), id(node.params), last.device_type, gpu, *facts[0], *facts[1], *facts[2], *facts[3])
-        answer = known.get(key)
+        gpu = last_device.device_id if device_kind == "gpu" else None
+        key = (id(op), id(node.params), last_device.device_type, gpu, *facts[0], *facts[1], *facts[2], *facts[3])
+        answer = cached.get(key)
         if answer is None:
-            ask = partial(_choice, node, facts, last.device_type, where, options)
+            ask = partial(_choice, node, facts, last_device.device_type, device_kind, options)
             if gpu is not None:
                 with planned_for(gpu):
-                    answer = known[key] = ask()
-            elif where != "host" or options.autotune or node.params.get("cudnn_tune"):  # a later measurement may differ
-                answer = known[key] = ask()
+                    answer = cached[key] = ask()
+            elif (
+                device_kind != "host" or options.autotune or node.params.get("cudnn_tune")
+            ):  # a later measurement may differ
+                answer = cached[key] = ask()
             else:
                 more = (options.kernels, offered.get(op.name), *key[2:])
-                answer = known[key] = _settled.answer(op, node.params, more, ask)
+                answer = cached[key] = _settled.answer(op, node.params, more, ask)
         choices[nid] = answer[0]
         if answer[1]:
             needs[nid] = answer[1]
     return choices, needs
 
 
-def _choice(node: Node, facts: Facts, device_type: str, where: str, options: PlanOptions) -> tuple[KernelChoice, int]:
+def _choice(
+    node: Node, facts: Facts, device_type: str, device_kind: str, options: PlanOptions
+) -> tuple[KernelChoice, int]:
     """Choose the implementation of a node; return it with its scratch bytes."""
     op, params = node.op, node.params
     assert op is not None
     ins, outs = list(map(TensorSpec, *facts[:2])), list(map(TensorSpec, *facts[2:]))
-    choice = implementations.choose(op, params, ins, outs, options.kernels, on=where)
-    if options.kernels == "auto" and where == "host" and choice.several:
+    choice = implementations.choose(op, params, ins, outs, options.kernels, on=device_kind)
+    if options.kernels == "auto" and device_kind == "host" and choice.several:
         choice = autotune.tuned(op, params, ins, outs, tune=options.autotune, heuristic=choice)
     with tiling.using(tiling.of(device_type)):
         nbytes = choice.implementation.workspace(params, ins, outs)

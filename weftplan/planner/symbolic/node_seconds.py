@@ -76,16 +76,16 @@ def node_seconds(program: Program, measured: Mapping[str, float] | None = None) 
         if graph.is_variable[nid]:
             result.append(0.0)
             continue
-        known = measured.get(graph.names[nid] if node is None else (node.mirror_of or node).name)
-        if known is not None:
-            result.append(float(known))
+        seconds = measured.get(graph.names[nid] if node is None else (node.mirror_of or node).name)
+        if seconds is not None:
+            result.append(float(seconds))
             continue
         outs = range(row[nid], row[nid + 1])
-        wanted = [program.refs[e] > 0 for e in outs]
+        is_read = [program.refs[e] > 0 for e in outs]
         result.append(
             _modelled(
                 machines[program.device[nid]], node, program.shapes, program.nbytes, inputs=graph.inputs[nid],
-                reads=program.reads[nid], outs=outs, wanted=wanted,
+                reads=program.reads[nid], outs=outs, is_read=is_read,
             )
         )  # fmt: skip
     return result
@@ -102,10 +102,10 @@ def seconds_of(planned: PlannedSteps, nid: int) -> float:
     reads = [e for k, e in enumerate(graph.inputs[nid]) if k not in ignored]
     nbytes = {e: prod(planned.shapes[e]) * planned.dtypes[e].itemsize for e in (*graph.inputs[nid], *outs)}
     machine = _machine(planned.devices[nid])
-    wanted = [planned.requests[e] != Req.NULL for e in outs]
+    is_read = [planned.requests[e] != Req.NULL for e in outs]
     return (
         _modelled(
-            machine, node, planned.shapes, nbytes, inputs=graph.inputs[nid], reads=reads, outs=outs, wanted=wanted
+            machine, node, planned.shapes, nbytes, inputs=graph.inputs[nid], reads=reads, outs=outs, is_read=is_read
         )
         - machine.call
     )
@@ -120,7 +120,7 @@ def _modelled(
     inputs: Sequence[int],
     reads: Sequence[int],
     outs: Sequence[int],
-    wanted: Sequence[bool],
+    is_read: Sequence[bool],
 ) -> float:
     """Return the modelled seconds of a node (None: a copy) on a machine.
 
@@ -131,10 +131,10 @@ def _modelled(
         inputs: input entries.
         reads: input entries whose values the node reads.
         outs: output entries.
-        wanted: for each output, whether it is computed.
+        is_read: for each output, whether it is computed.
     """
     traffic: float = sum(nbytes[e] for e in reads) + sum(
-        nbytes[e] for e, kept in zip(outs, wanted, strict=True) if kept
+        nbytes[e] for e, counts in zip(outs, is_read, strict=True) if counts
     )
     arithmetic = functions = 0.0
     if node is not None and node.op is not None:
@@ -150,7 +150,7 @@ def _modelled(
                 [shapes[e] for e in inputs],
                 [shapes[e] for e in outs],
                 is_backward=node.op.backward_of is not None,
-                needed=wanted,
+                needed=is_read,
             )
         elif machine.functions:
             seconds = cost.formula_seconds(node.op.forward, node.params, len(inputs), nbytes[outs[0]])

@@ -21,7 +21,7 @@ from weftplan.errors import BudgetError, ShapeError
 from weftplan.ops.core.implementations import KernelChoice
 from weftplan.ops.core.schema import DType, Req, Shape
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
-from weftplan.planner.memory_plan import MemoryPlan, Pass
+from weftplan.planner.memory_plan import MemoryPlan, PassReport
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.paddle import breadth_first
 from weftplan.planner.program import Program
@@ -33,7 +33,7 @@ from weftplan.planner.symbolic.network import Network, realised, translated
 from weftplan.planner.symbolic.node_scratch import library_bytes, operator_choices
 from weftplan.planner.symbolic.node_seconds import node_seconds
 from weftplan.planner.symbolic.passes import fuse_depthwise
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, Settings
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, PassSettings
 from weftplan.planner.symbolic.passes.pass_manager import notes_of, run_passes
 from weftplan.support.array_types import DTypeLike
 from weftplan.symbol.node import Entry, Order
@@ -131,7 +131,7 @@ def size_symbol(
         grad_dtypes: dtypes of gradients that differ from the dtype of their argument, by name.
         order: the depth-first order of the symbol, if the caller has computed it.
     """
-    settings = Settings(
+    settings = PassSettings(
         options=PlanOptions.from_environment() if options is None else options,
         context=context or Context("cpu", 0),
         shapes=shapes,
@@ -142,7 +142,7 @@ def size_symbol(
     )
     network = translated(symbol, grad_req=grad_req, context=settings.context, order=order)
     sized = _size(network, settings)
-    fusions = [one.name for one in sized.network.reports if one.changed and one.switch == FUSION]
+    fusions = [report.name for report in sized.network.reports if report.changed and report.switch == FUSION]
     if fuse_depthwise.PASS.name in fusions:
         sized.variants.append(lambda: _size(network, replace(settings, rematerializes=True)))
     if fusions:
@@ -150,7 +150,7 @@ def size_symbol(
     return sized
 
 
-def _size(network: Network, settings: Settings) -> SizedGraph:
+def _size(network: Network, settings: PassSettings) -> SizedGraph:
     """Run the passes and query the operators' declarations."""
     seconds: dict[str, float] = {}
     network = run_passes(network, settings, checked=bool(config.get("WEFTPLAN_ENGINE_DEBUG")), seconds=seconds)
@@ -168,7 +168,7 @@ class SizedGraph:
     """The graph after all passes."""
     program: Program
     """The graph with sizes, in the order of the symbol."""
-    settings: Settings
+    settings: PassSettings
     """The caller's arguments."""
     choices: dict[int, KernelChoice]
     """The implementation of each node."""
@@ -188,8 +188,8 @@ class SizedGraph:
         """
         chosen = self.settings.options if options is None else options
         if chosen.peers:  # a device that computes is no offload target
-            here = [str(context) for context in self.program.contexts]
-            chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in here))
+            contexts = [str(context) for context in self.program.contexts]
+            chosen = chosen.replace(peers=tuple(peer for peer in chosen.peers if peer not in contexts))
         cost = partial(node_seconds, measured=seconds)
         if not self.variants or not self._searches(chosen):
             return self._planned(self._draft(chosen, cost), chosen)
@@ -205,8 +205,8 @@ class SizedGraph:
         """Plan this form of the graph."""
         # The results of fused blocks are rematerialized in any case, and a rule does not see the members of a block. So
         # the rule may spend only a small share of the step on recomputation of its own.
-        most_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
-        return self._drafts.plan(chosen, cost=cost, most_time=most_time)
+        max_time = RULE_SHARE if self.settings.rematerializes and chosen.recompute in RULES else None
+        return self._drafts.plan(chosen, cost=cost, max_time=max_time)
 
     def _planned(self, draft: Draft, chosen: PlanOptions) -> PlannedGraph:
         """Return the planned graph of a draft of this form."""
@@ -261,9 +261,9 @@ def _smallest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> 
     """Return the form with the smallest plan; a later form takes more time, so it must be smaller by `WORTH_A_FORM`."""
     drafts = [form._draft(options, cost) for form in forms]
     best = 0
-    for place, draft in enumerate(drafts):
+    for position, draft in enumerate(drafts):
         if draft.memory.peak < WORTH_A_FORM * drafts[best].memory.peak:
-            best = place
+            best = position
     return forms[best], drafts[best]
 
 
@@ -276,7 +276,7 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
     assert options.budget is not None
     fitting: list[tuple[float, int, Draft]] = []
     errors: list[BudgetError] = []
-    for place, form in enumerate(forms):
+    for position, form in enumerate(forms):
         if form.settings.rematerializes and form._drafts.plain(options).memory.peak <= options.budget:
             return form, form._draft(options, cost)  # costs one sweep per block, less than any recomputation
         try:
@@ -284,11 +284,11 @@ def _fastest(forms: Sequence[SizedGraph], options: PlanOptions, cost: Cost) -> t
         except BudgetError as error:
             errors.append(error)
         else:
-            fitting.append((sum(cost(draft.program)), place, draft))
+            fitting.append((sum(cost(draft.program)), position, draft))
     if not fitting:
         raise min(errors, key=lambda error: error.smallest or inf)
-    _, place, draft = min(fitting, key=lambda one: one[:2])
-    return forms[place], draft
+    _, position, draft = min(fitting, key=lambda candidate: candidate[:2])
+    return forms[position], draft
 
 
 def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int, KernelChoice]]:
@@ -309,9 +309,9 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
         graph, shapes=shapes, dtypes=dtypes, devices=network.devices, options=options
     )
     steps = [nid for nid, is_variable in enumerate(graph.is_variable) if not is_variable]
-    first = network.devices[0]
-    alike = network.devices.count(first) == len(network.devices)  # faster than hashing every device
-    contexts = (first,) if alike else tuple(dict.fromkeys(network.devices))
+    default_device = network.devices[0]
+    alike = network.devices.count(default_device) == len(network.devices)  # faster than hashing every device
+    contexts = (default_device,) if alike else tuple(dict.fromkeys(network.devices))
     brought = {
         "arguments": [graph.row[nid] for nid in network.arguments.values() if nid >= 0],
         "gradients": network.gradients,
@@ -339,7 +339,7 @@ def _program(network: Network, options: PlanOptions) -> tuple[Program, dict[int,
     return program, choices
 
 
-def dead_outputs(memory: MemoryPlan, *, nbytes: Sequence[int], options: PlanOptions) -> tuple[Pass, ...]:
+def dead_outputs(memory: MemoryPlan, *, nbytes: Sequence[int], options: PlanOptions) -> tuple[PassReport, ...]:
     """Return a record of the outputs that the plan drops; empty if the options keep them.
 
     ``nbytes`` are the bytes of each entry.
@@ -349,4 +349,4 @@ def dead_outputs(memory: MemoryPlan, *, nbytes: Sequence[int], options: PlanOpti
     dead = ((memory.entry_kind == int(Kind.UNUSED)) & (memory.entry_storage < 0)).nonzero()[0].tolist()
     size = sum(nbytes[e] for e in dead)
     changed = f"left out {counted(len(dead), 'output')} that nobody reads: {amount(size)}" if len(dead) else ""
-    return (Pass("dead outputs dropped", changed, "WEFTPLAN_DROP_DEAD_OUTPUTS"),)
+    return (PassReport("dead outputs dropped", changed, "WEFTPLAN_DROP_DEAD_OUTPUTS"),)

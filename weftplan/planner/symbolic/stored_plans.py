@@ -20,7 +20,7 @@ from weftplan.device.context import Context
 from weftplan.ops.core import implementations, registry
 from weftplan.ops.core.implementations import Implementation, KernelChoice
 from weftplan.ops.core.schema import Op, Req
-from weftplan.planner.memory_plan import Labels, MemoryPlan, Pass
+from weftplan.planner.memory_plan import Labels, MemoryPlan, PassReport
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph, works_of
 from weftplan.planner.symbolic.pipeline import PlannedGraph
@@ -28,7 +28,7 @@ from weftplan.support.array_types import DType, RawArray
 from weftplan.symbol.node import Entry, Node, NodeParams, Order
 
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-_AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOptions, Pass, Req))
+_AS_THEY_ARE: frozenset[type[Any]] = frozenset((PlannedGraph, MemoryPlan, PlanOptions, PassReport, Req))
 """Classes whose objects are pickled by their fields."""
 
 
@@ -51,12 +51,12 @@ def described(order: Order, entries: Sequence[Entry]) -> list[object]:
         if op is not None:
             _name_of(op)
     params = {id(node.params): node.params for node in nodes if node.params}
-    place = {key: k for k, key in enumerate(params)}
+    slot = {key: k for k, key in enumerate(params)}
     return [
         [None if node.op is None else node.op.name for node in nodes],
         [node.name for node in nodes],
         [node.attrs for node in nodes],
-        [place.get(id(node.params)) for node in nodes],
+        [slot.get(id(node.params)) for node in nodes],
         [node.version for node in nodes],
         [len(node.inputs) for node in nodes],
         [len(node.control_deps) for node in nodes],
@@ -100,9 +100,9 @@ def dumped(planned: PlannedGraph, order: Order) -> bytes:
                 raise NotPlainError(f"implementation {name} of {op.name}")
             kinds[id(choice)] = name, choice.reason, choice.several
     kernels = {nid: kinds[id(choice)] for nid, choice in planned.kernels.items()}
-    left_out: dict[str, Any] = {"labels": None}  # the reader derives them from the other fields
+    derived: dict[str, Any] = {"labels": None}  # the reader derives them from the other fields
     file = BytesIO()
-    _Writer(file, order).dump((replace(planned, kernels={}, memory=replace(planned.memory, **left_out)), kernels))
+    _Writer(file, order).dump((replace(planned, kernels={}, memory=replace(planned.memory, **derived)), kernels))
     return file.getvalue()
 
 
@@ -139,31 +139,31 @@ class _Writer(pickle.Pickler):
         nodes, self._own = order
         self._lines = {node.created_at: k for k, node in enumerate(nodes)}
 
-    def reducer_override(self, thing: object) -> tuple[Callable[..., object], tuple[object, ...]]:
+    def reducer_override(self, value: object) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Return the function and arguments that recreate an object. Pickle handles plain values and containers itself.
 
         Raises:
             NotPlainError: the class of the object is unknown.
         """
-        kind = type(thing)
-        if isinstance(thing, Node):
-            if thing in self._own:
-                return _own, (self._own[thing],)
-            line = self._lines.get(thing.created_at)
-            return _node, (thing.op, thing.name, thing.attrs, thing.params, thing.version, line, thing.mirror_of)
-        if isinstance(thing, Op):
-            return _op, (_name_of(thing),)
-        if isinstance(thing, np.ndarray):
-            return _array, (thing.dtype.str, thing.tobytes())
-        if isinstance(thing, np.dtype):
-            return _dtype, (_dtype_name(thing),)
-        if isinstance(thing, Context):
-            return _context, (thing.device_type, thing.device_id)
-        if isinstance(thing, IndexedGraph):
-            return _graph, (thing.nodes, thing.inputs, thing.controls, thing.outputs)
-        if kind in _AS_THEY_ARE or any(thing is known for known in _NAMED.values()):
+        kind = type(value)
+        if isinstance(value, Node):
+            if value in self._own:
+                return _own, (self._own[value],)
+            line = self._lines.get(value.created_at)
+            return _node, (value.op, value.name, value.attrs, value.params, value.version, line, value.mirror_of)
+        if isinstance(value, Op):
+            return _op, (_name_of(value),)
+        if isinstance(value, np.ndarray):
+            return _array, (value.dtype.str, value.tobytes())
+        if isinstance(value, np.dtype):
+            return _dtype, (_dtype_name(value),)
+        if isinstance(value, Context):
+            return _context, (value.device_type, value.device_id)
+        if isinstance(value, IndexedGraph):
+            return _graph, (value.nodes, value.inputs, value.controls, value.outputs)
+        if kind in _AS_THEY_ARE or any(value is function for function in _NAMED.values()):
             return NotImplemented  # type: ignore[no-any-return]
-        raise NotPlainError(f"{kind.__name__} {thing!r:.100}")
+        raise NotPlainError(f"{kind.__name__} {value!r:.100}")
 
 
 class _Reader(pickle.Unpickler):
@@ -203,9 +203,9 @@ class _Reader(pickle.Unpickler):
         return node
 
 
-def _own(place: int) -> Node:
+def _own(number: int) -> Node:
     """Stand for a node of the symbol in stored bytes; the reader substitutes a function of its own."""
-    raise NotImplementedError(f"node {place} of the reader's symbol")
+    raise NotImplementedError(f"node {number} of the reader's symbol")
 
 
 def _node(*fields: object) -> Node:
@@ -244,7 +244,7 @@ def _graph(nodes: list[Node], inputs: list[list[int]], controls: list[list[int]]
 
 
 _KNOWN: list[Any] = [*_AS_THEY_ARE, _own, _node, _op, _array, _dtype, _context, _graph]
-_NAMED: dict[str, Any] = {known.__name__: known for known in _KNOWN}
+_NAMED: dict[str, Any] = {function.__name__: function for function in _KNOWN}
 """Classes and functions that stored bytes may refer to, by name."""
 
 
@@ -268,7 +268,7 @@ def _dtype_name(dtype: DType) -> str:
 
 def _way(op: Op, device: Context, name: str) -> Implementation:
     """Return the implementation ``name`` of an operator on a device; NumPy's if there is none of this name."""
-    way = implementations.provided("host" if device.is_host else device.device_type).get(op.name)
-    while way is not None and way.name != name:
-        way = way.otherwise
-    return implementations.numpy_of(op) if way is None else way
+    implementation = implementations.provided("host" if device.is_host else device.device_type).get(op.name)
+    while implementation is not None and implementation.name != name:
+        implementation = implementation.otherwise
+    return implementations.numpy_of(op) if implementation is None else implementation

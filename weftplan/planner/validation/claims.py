@@ -71,9 +71,9 @@ def _check_sizes(plan: MemoryPlan) -> None:
                 f"entry {labels.name(eid)!r} of {nbytes} bytes does not fit storage {storage} of "
                 f"{int(plan.storage_nbytes[storage])}"
             )
-        first, last = int(plan.entry_first[eid]), int(plan.entry_last[eid])
-        if not 0 <= first < last <= steps:
-            raise PlanError(f"entry {labels.name(eid)!r} lives from step {first} to {last}, of {steps} steps")
+        birth, death = int(plan.entry_first[eid]), int(plan.entry_last[eid])
+        if not 0 <= birth < death <= steps:
+            raise PlanError(f"entry {labels.name(eid)!r} lives from step {birth} to {death}, of {steps} steps")
 
 
 def _families(plan: MemoryPlan) -> list[int]:
@@ -128,11 +128,11 @@ def _check_clashes(plan: MemoryPlan) -> None:
             storage, nbytes, owner = int(plan.entry_storage[index]), int(plan.entry_nbytes[index]), family[index]
         start = int(plan.storage_offset[storage])
         slab = int(plan.storage_slab[storage])
-        for _, _, (content, before) in slabs[slab].overlapping(start, start + nbytes):
+        for _, _, (content, older) in slabs[slab].overlapping(start, start + nbytes):
             if content != owner and until[content] > step:
                 raise PlanError(
                     f"step {step}: {_title(plan, owner, index)} in storage {storage} is written over "
-                    f"{_title(plan, content, newest.get(content, content))} in storage {before}, which is alive until "
+                    f"{_title(plan, content, newest.get(content, content))} in storage {older}, which is alive until "
                     f"step {until[content]} (slab {slab}, bytes {start} to {start + nbytes})"
                 )
         slabs[slab].write(start, start + nbytes, (owner, storage))
@@ -175,8 +175,8 @@ class ByteMap:
             pieces.insert(0, (self.starts[low], start, self.contents[low]))
         if low < high and self.ends[high - 1] > end:
             pieces.append((end, self.ends[high - 1], self.contents[high - 1]))
-        self.starts[low:high] = [first for first, _, _ in pieces]
-        self.ends[low:high] = [last for _, last, _ in pieces]
+        self.starts[low:high] = [piece_start for piece_start, _, _ in pieces]
+        self.ends[low:high] = [piece_end for _, piece_end, _ in pieces]
         self.contents[low:high] = [held for _, _, held in pieces]
 
 
@@ -219,11 +219,11 @@ class Claims:
         for step, nid in enumerate(order):
             needs = [graph.entry_node[e] for e in graph.inputs[nid]] + graph.controls[nid]
             for needed in needs:
-                before = position.get(needed, -1)
-                if before >= step:
+                position_needed = position.get(needed, -1)
+                if position_needed >= step:
                     raise PlanError(
                         f"step {step}: {graph.names[nid]!r} runs before {graph.names[needed]!r} "
-                        f"(step {before}), which it needs"
+                        f"(step {position_needed}), which it needs"
                     )
         for eid in self.planned.outputs:
             if position.get(graph.entry_node[eid], -1) >= boundary:
@@ -256,16 +256,16 @@ class Claims:
             kind, request = Kind(int(plan.entry_kind[eid])), planned.requests[eid]
             if (eid in self.external) != (kind is Kind.EXTERNAL):
                 raise PlanError(f"entry {name!r} has kind {kind.name}, but only variables and gradients are external")
-            wanted = eid in last_read or eid in heads
+            is_used = eid in last_read or eid in heads
             if kind is Kind.EXTERNAL:
                 if storage >= 0:
                     raise PlanError(f"entry {name!r} is the caller's, but the plan puts it into storage {storage}")
             elif storage < 0:
-                if wanted:
+                if is_used:
                     raise PlanError(f"entry {name!r} is read, but has no memory")
                 if request != Req.NULL:
                     raise PlanError(f"entry {name!r} has no memory, but its request is {request.name}")
-            if kind is Kind.UNUSED and wanted:
+            if kind is Kind.UNUSED and is_used:
                 raise PlanError(f"entry {name!r} is marked unused, but it is read")
             if storage >= 0:
                 if plan.storage_context(storage) != planned.entry_device(eid):
@@ -273,11 +273,11 @@ class Claims:
                         f"entry {name!r} is made on {planned.entry_device(eid)}, but its storage {storage} is on "
                         f"{plan.storage_context(storage)}"
                     )
-                first = position[graph.entry_node[eid]]
-                last = end if eid in heads else last_read.get(eid, first) + 1
-                if (int(plan.entry_first[eid]), int(plan.entry_last[eid])) != (first, last):
+                birth = position[graph.entry_node[eid]]
+                death = end if eid in heads else last_read.get(eid, birth) + 1
+                if (int(plan.entry_first[eid]), int(plan.entry_last[eid])) != (birth, death):
                     raise PlanError(
-                        f"entry {name!r} lives from step {first} to {last}, but the plan says "
+                        f"entry {name!r} lives from step {birth} to {death}, but the plan says "
                         f"{int(plan.entry_first[eid])} to {int(plan.entry_last[eid])}"
                     )
         for nid in position:
@@ -301,14 +301,14 @@ class Claims:
         for storage, lives in in_storage.items():
             lives.sort()
             row = change[int(plan.slab_device[plan.storage_slab[storage]])]
-            first, last, nbytes = lives[0]
+            birth, death, nbytes = lives[0]
             for start, end, size in [*lives[1:], (steps + 1, steps + 1, 0)]:
-                if start < last:
-                    last, nbytes = max(last, end), max(nbytes, size)
+                if start < death:
+                    death, nbytes = max(death, end), max(nbytes, size)
                 else:
-                    row[first] += nbytes
-                    row[last] -= nbytes
-                    first, last, nbytes = start, end, size
+                    row[birth] += nbytes
+                    row[death] -= nbytes
+                    birth, death, nbytes = start, end, size
         for step, nid in enumerate(self.planned.order):
             scratch = int(plan.workspace_nbytes[nid])
             if scratch:

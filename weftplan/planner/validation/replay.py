@@ -128,16 +128,22 @@ class _Replay(Claims):
             if view:
                 continue
             if kind is not Kind.ADDTO:
-                name, place = graph.entry_name(e), (slab, start, end)
-                self._apart(step, who, what=name, place=place, reads=reads, allowed=allowed, written=written)
+                name, range_of_entry = graph.entry_name(e), (slab, start, end)
+                self._must_be_free(
+                    step, who, what=name, byte_range=range_of_entry, reads=reads, allowed=allowed, written=written
+                )
             written.append((graph.entry_name(e), slab, start, end))
         scratch = int(self.plan.workspace_nbytes[nid])
         if scratch:
-            place = self._range(int(self.plan.workspace_storage[nid]), scratch)
-            self._apart(step, who, what="its workspace", place=place, reads=reads, allowed=None, written=written)
+            range_of_entry = self._range(int(self.plan.workspace_storage[nid]), scratch)
+            self._must_be_free(
+                step, who, what="its workspace", byte_range=range_of_entry, reads=reads, allowed=None, written=written
+            )
             self._claim(step, int(self.plan.workspace_storage[nid]))
-            self.slabs[place[0]].write(place[1], place[2], (-1 - nid, int(self.plan.workspace_storage[nid])))
-        self._room_for_sums(nid, outs, scratch)
+            self.slabs[range_of_entry[0]].write(
+                range_of_entry[1], range_of_entry[2], (-1 - nid, int(self.plan.workspace_storage[nid]))
+            )
+        self._scratch_for_sums(nid, outs, scratch)
         for e in outs:
             if self.storage_of[e] >= 0 and planned.requests[e] != Req.NULL:
                 self._write(step, e)
@@ -164,19 +170,19 @@ class _Replay(Claims):
             self.value[eid] = self.value[source]
         return source
 
-    def _apart(
+    def _must_be_free(
         self,
         step: int,
         who: str,
         *,
         what: str,
-        place: tuple[int, int, int],
+        byte_range: tuple[int, int, int],
         reads: list[int],
         allowed: int | None,
         written: list[tuple[str, int, int, int]],
     ) -> None:
         """Check that a write overlaps no other write of the node, and no input except the one that it replaces."""
-        slab, start, end = place
+        slab, start, end = byte_range
         slots = 0
         for e in reads:
             if self.storage_of[e] < 0:
@@ -193,7 +199,7 @@ class _Replay(Claims):
             if written_slab == slab and low < end and start < high:
                 raise PlanError(f"step {step}: {who} writes {what} and {name!r} to overlapping bytes of slab {slab}")
 
-    def _room_for_sums(self, nid: int, outs: range, scratch: int) -> None:
+    def _scratch_for_sums(self, nid: int, outs: range, scratch: int) -> None:
         """Check that a node can add, and that its scratch has a buffer for each added output."""
         if self.graph.works[nid].only_overwrites and self.planned.requests[outs[0]] == Req.ADD:
             raise PlanError(f"node {self.graph.names[nid]!r} is to add, but a copy between devices overwrites")
@@ -243,10 +249,10 @@ class _Replay(Claims):
             return
         self.started.add(storage)
         slab, start, end = self._range(storage, int(self.plan.storage_nbytes[storage]))
-        for _, _, (value, before) in self.slabs[slab].overlapping(start, end):
-            if before != storage and not self._ordered(before, storage):
+        for _, _, (value, older) in self.slabs[slab].overlapping(start, end):
+            if older != storage and not self._ordered(older, storage):
                 raise PlanError(
-                    f"step {step}: storage {storage} reuses bytes of storage {before}, which held "
+                    f"step {step}: storage {storage} reuses bytes of storage {older}, which held "
                     f"{self._content_name(value)}, but no order edge keeps them apart"
                 )
 
@@ -258,12 +264,12 @@ class _Replay(Claims):
         """
         stack, seen = [later], {later}
         while stack:
-            for before in self.plan.after(stack.pop()).tolist():
-                if before == earlier:
+            for predecessor in self.plan.after(stack.pop()).tolist():
+                if predecessor == earlier:
                     return True
-                if before not in seen and before in self.started:
-                    seen.add(before)
-                    stack.append(before)
+                if predecessor not in seen and predecessor in self.started:
+                    seen.add(predecessor)
+                    stack.append(predecessor)
         return False
 
     def _check_outputs(self, step: int) -> None:

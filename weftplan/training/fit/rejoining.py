@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from weftplan import engine
-from weftplan.data.iterator_state import state_or_none
+from weftplan.data.resumable_position import state_or_none
 from weftplan.errors import MXNetError, WorkerLostError
 from weftplan.kvstore.distributed.transport.elastic_job import in_elastic_job
 from weftplan.training.fit.checkpoint_writer import decode_snapshot, encode_snapshot

@@ -12,7 +12,7 @@ from typing import Any
 
 from weftplan.data.batch import DataBatch
 from weftplan.data.data_iter import DataIter
-from weftplan.data.iterator_state import state_or_none
+from weftplan.data.resumable_position import state_or_none
 from weftplan.errors import FormatError, ParameterError
 from weftplan.training.fit.checkpoint_writer import Checkpoints, CheckpointSnapshot, Saved
 from weftplan.training.fit.early_stopping import EarlyStopping

@@ -139,7 +139,7 @@ def gather_module(module: TrainedModule, packer: StatePacker) -> tuple[Plain, di
     holder = module._states_holder()
     state["optimizer_states"] = packer.value(holder.states)
     state["optimizer"] = packer.attributes(holder.optimizer, _NO_PROGRESS)
-    residuals = getattr(module._kvstore, "_residuals", None)
+    residuals = getattr(getattr(module._kvstore, "residuals", None), "arrays", None)
     if residuals:
         state["residuals"] = packer.value(residuals)
     return state, args, aux

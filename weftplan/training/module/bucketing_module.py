@@ -26,10 +26,11 @@ from weftplan.training.executor_group import GradReq
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
 from weftplan.training.fit.parameter_files import load_params, params_path, write_params
+from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
-from weftplan.training.module.base_module import BaseModule, Params
+from weftplan.training.module.base_module import BaseModule
 from weftplan.training.module.module import Module
-from weftplan.training.module.module_steps import BindOptions
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
 
 SymbolGenerator = Callable[[Any], tuple[Symbol, Sequence[str] | None, Sequence[str] | None]]
 
@@ -45,6 +46,8 @@ class BucketingModule(BaseModule):
         logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params, memory_budget:
             settings of :class:`~weftplan.training.module.module.Module` that all buckets have.
     """
+
+    _init_options = ("allow_missing", "force_init")
 
     def __init__(
         self, sym_gen: SymbolGenerator, default_bucket_key: Hashable | None = None, logger: Logs | None = None,
@@ -279,12 +282,18 @@ class BucketingModule(BaseModule):
 
     # -- parameters and optimizer: those of the default bucket ----------------------------------------------------
 
-    def _init_params(self, *values: Any, **allow: bool) -> None:
-        self._default.init_params(*values, **allow)
+    def _init_params(
+        self,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
+    ) -> None:
+        self._default.init_params(initializer, arg_params, aux_params, *options)
         self.params_initialized = self._current.params_initialized = True
 
-    def _set_params(self, *values: Any, **allow: bool) -> None:
-        self._default.set_params(*values, **allow)
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
+        self._default.set_params(arg_params, aux_params, *options)
         self.params_initialized = self._current.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:

@@ -44,7 +44,7 @@ from weftplan.training.module.module_checks import (
     named_as,
     resized,
 )
-from weftplan.training.module.module_steps import Params
+from weftplan.training.module.module_steps import InitOptions, Params
 from weftplan.training.module.optimizer_states import adopt, all_states, read_states, states_holder
 from weftplan.training.module.parameters import assign, complete, unknown_names
 from weftplan.training.module.update_step import UpdateStep
@@ -281,12 +281,10 @@ class Module(BoundModule):
         initializer: Initializer | None,
         arg_params: Params | None,
         aux_params: Params | None,
-        *,
-        allow_missing: bool,
-        force_init: bool,
-        allow_extra: bool,
+        options: InitOptions,
     ) -> None:
         self._need("init_params", binded=True)
+        allow_missing, _, allow_extra = options
         rule = initializers.create(initializer) if initializer is not None else Uniform(0.01)
         if allow_missing and not allow_extra:
             extra = unknown_names(self, arg_params, aux_params)
@@ -295,10 +293,9 @@ class Module(BoundModule):
                 self.logger.warning("the network has no parameters named %s: they are not used", listed(extra))
         assign(self, "init_params", arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 
-    def _set_params(
-        self, arg_params: Params, aux_params: Params | None, *, allow_missing: bool, force_init: bool, allow_extra: bool
-    ) -> None:
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         self._need("set_params", binded=True)
+        allow_missing, _, allow_extra = options
         rule = None if self.params_initialized else Uniform(0.01)
         assign(self, "set_params", arg_params, aux_params, rule, allow_missing=allow_missing, allow_extra=allow_extra)
 

@@ -31,12 +31,22 @@ class BindOptions(NamedTuple):
     grad_req: GradReq
 
 
+class InitOptions(NamedTuple):
+    """Arguments of ``init_params`` and ``set_params`` other than the values."""
+
+    allow_missing: bool
+    force_init: bool
+    allow_extra: bool
+
+
 class ModuleSteps(Constructed):
     """Base of modules with the steps before the first batch."""
 
     binded: bool
     params_initialized: bool
     optimizer_initialized: bool
+    _init_options: tuple[str, ...] = ("allow_missing", "force_init", "allow_extra")
+    """Arguments of ``set_params`` that an overridden ``init_params`` gets, as in MXNet."""
 
     @known_keywords()
     @all_or_nothing
@@ -106,18 +116,14 @@ class ModuleSteps(Constructed):
             ParameterError: two modules of a chain share a parameter name.
         """
         if not self.params_initialized or force_init:
-            allow = {"allow_missing": allow_missing, "force_init": force_init, "allow_extra": allow_extra}
-            self._init_params(initializer, arg_params, aux_params, **allow)
+            self._init_params(initializer, arg_params, aux_params, InitOptions(allow_missing, force_init, allow_extra))
 
     def _init_params(
         self,
         initializer: Initializer | None,
         arg_params: Params | None,
         aux_params: Params | None,
-        *,
-        allow_missing: bool,
-        force_init: bool,
-        allow_extra: bool,
+        options: InitOptions,
     ) -> None:
         raise NotImplementedError
 
@@ -144,24 +150,17 @@ class ModuleSteps(Constructed):
         Raises:
             MXNetError, ShapeError: as :meth:`init_params`.
         """
-        if not allow_missing and aux_params is not None and overrides(self, "init_params"):
-            # As MXNet does; an override may lack the newer argument.
-            extra = {"allow_extra": True} if allow_extra else {}
-            self.init_params(
-                initializer=None,
-                arg_params=arg_params,
-                aux_params=aux_params,
-                allow_missing=allow_missing,
-                force_init=force_init,
-                **extra,
-            )
+        options = InitOptions(allow_missing, force_init, allow_extra)
+        passed_on: dict[str, Any] = {name: getattr(options, name) for name in self._init_options}
+        calls_init = (
+            not allow_missing and aux_params is not None and allow_extra in (False, passed_on.get("allow_extra"))
+        )
+        if calls_init and overrides(self, "init_params"):
+            self.init_params(initializer=None, arg_params=arg_params, aux_params=aux_params, **passed_on)
         elif not self.params_initialized or force_init:
-            allow = {"allow_missing": allow_missing, "force_init": force_init, "allow_extra": allow_extra}
-            self._set_params(arg_params, aux_params, **allow)
+            self._set_params(arg_params, aux_params, options)
 
-    def _set_params(
-        self, arg_params: Params, aux_params: Params | None, *, allow_missing: bool, force_init: bool, allow_extra: bool
-    ) -> None:
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         raise NotImplementedError
 
     @known_keywords()

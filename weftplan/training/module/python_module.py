@@ -14,9 +14,10 @@ from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
 from weftplan.training.fit.fit_module import Descs, Logs
 from weftplan.training.fit.monitor import Monitor
+from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
-from weftplan.training.module.module_steps import BindOptions
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
 
 
 class PythonModule(BaseModule):
@@ -78,10 +79,16 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def _init_params(self, *values: object, **allow: bool) -> None:
+    def _init_params(
+        self,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
+    ) -> None:
         self.params_initialized = True
 
-    def _set_params(self, *values: object, **allow: bool) -> None:
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         self.params_initialized = True
 
     def _init_optimizer(self, *settings: object, force_init: bool) -> None:

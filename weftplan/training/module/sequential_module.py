@@ -14,6 +14,7 @@ from typing import Any
 from weftplan.data.batch import DataBatch, DataDesc
 from weftplan.errors import MXNetError, ParameterError
 from weftplan.ndarray import NDArray
+from weftplan.support.keyword_errors import known_keywords
 from weftplan.support.rollback import all_or_nothing, rollback
 from weftplan.training.fit.fit_module import Descs, Logs, OptimizerLike, OptimizerSettings, StoreLike
 from weftplan.training.fit.monitor import Monitor
@@ -21,7 +22,7 @@ from weftplan.training.initializers.initializer import Initializer
 from weftplan.training.metrics.metric import EvalMetric
 from weftplan.training.module.base_module import BaseModule, as_descs
 from weftplan.training.module.module import Module
-from weftplan.training.module.module_steps import BindOptions, Params
+from weftplan.training.module.module_steps import BindOptions, InitOptions, Params
 from weftplan.training.module.python_module import PythonModule
 
 
@@ -37,21 +38,17 @@ class SequentialModule(BaseModule):
         self._metas: list[dict[str, Any]] = []
         self._label_shapes: list[DataDesc] = []
 
-    def add(self, module: BaseModule, **kwargs: bool) -> SequentialModule:
+    @known_keywords()
+    def add(self, module: BaseModule, *, take_labels: bool = False, auto_wiring: bool = False) -> SequentialModule:
         """Append a module; returns the chain.
 
         Args:
-            take_labels: whether the module receives the labels of the batch. auto_wiring: whether its inputs keep the
-                module's own data names instead of the previous module's output names.
-
-        Raises:
-            ParameterError: another setting.
+            take_labels: whether the module receives the labels of the batch.
+            auto_wiring: whether its inputs keep the module's own data names instead of the previous module's output
+                names.
         """
-        unknown = sorted({*kwargs} - {self.META_TAKE_LABELS, self.META_AUTO_WIRING})
-        if unknown:
-            raise ParameterError(f"SequentialModule.add takes take_labels and auto_wiring, got {unknown}")
         self._modules.append(module)
-        self._metas.append(kwargs)
+        self._metas.append({self.META_TAKE_LABELS: take_labels, self.META_AUTO_WIRING: auto_wiring})
         self.binded = self.params_initialized = self.optimizer_initialized = False  # the new one is not
         return self
 
@@ -152,27 +149,31 @@ class SequentialModule(BaseModule):
         return args, aux
 
     def _init_params(
-        self, initializer: Initializer | None, arg_params: Params | None, aux_params: Params | None, **allow: bool
+        self,
+        initializer: Initializer | None,
+        arg_params: Params | None,
+        aux_params: Params | None,
+        options: InitOptions,
     ) -> None:
         self._need("init_params", binded=True)
-        self._check_names(arg_params, aux_params, allow["allow_extra"])
+        self._check_names(arg_params, aux_params, options.allow_extra)
         with self._old_values():
             for module in self._modules:
                 module.init_params(
                     initializer=initializer,
                     arg_params=arg_params,
                     aux_params=aux_params,
-                    **{**allow, "allow_extra": True},
+                    **options._replace(allow_extra=True)._asdict(),
                 )
             self._refuse_twins()
         self.params_initialized = True
 
-    def _set_params(self, arg_params: Params, aux_params: Params | None, **allow: bool) -> None:
+    def _set_params(self, arg_params: Params, aux_params: Params | None, options: InitOptions) -> None:
         self._need("set_params", binded=True)
-        self._check_names(arg_params, aux_params, allow["allow_extra"])
+        self._check_names(arg_params, aux_params, options.allow_extra)
         with self._old_values():
             for module in self._modules:
-                module.set_params(arg_params, aux_params, **{**allow, "allow_extra": True})
+                module.set_params(arg_params, aux_params, **options._replace(allow_extra=True)._asdict())
             self._refuse_twins()
         self.params_initialized = True
 

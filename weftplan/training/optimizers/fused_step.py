@@ -75,7 +75,7 @@ def stages_of(steps: Sequence[OptimizerStep]) -> list[Stage]:
     for step in steps:
         weight, narrow = step.arrays[0], step.narrow
         kind = None if narrow is None else narrow.np_dtype
-        groups.setdefault((step.rule, len(step.arrays), weight.np_dtype, kind, weight.context), []).append(step)
+        groups.setdefault((step.rule, len(step.arrays), weight.np_dtype, kind, weight.chunk.context), []).append(step)
     return [_stage(group) for group in groups.values()]
 
 
@@ -99,19 +99,24 @@ def _can_fuse(steps: Sequence[OptimizerStep]) -> bool:
     if MAKE_ROOM.value is not None or engine.debug_enabled() or engine.get().has_failed:
         return False
     written: list[Any] = []
+    checked: Context | None = None
     for step in steps:
         weight = step.arrays[0]
-        if not can_fuse_on(weight.context):
+        context = weight.chunk.context
+        if context is not checked and not can_fuse_on(context):
             return False
+        checked = context
         for index, array in enumerate(step.arrays):
-            if array.shape != weight.shape or array.context != weight.context:
+            other = array.chunk.context
+            # Contexts of one executor are one object; a comparison would be a call of Python for each array.
+            if array.shape != weight.shape or (other is not context and other != context):
                 return False
             if array.np_dtype != weight.np_dtype and (index != 1 or step.narrow is None):
                 return False
-        written += [array.var for array in (weight, *step.arrays[2:])]
+        written += [array.chunk.var for array in (weight, *step.arrays[2:])]
         if step.narrow is not None:
-            written.append(step.narrow.var)
-    return len({*written}) == len(written) and {step.arrays[1].var for step in steps}.isdisjoint(written)
+            written.append(step.narrow.chunk.var)
+    return len({*written}) == len(written) and {step.arrays[1].chunk.var for step in steps}.isdisjoint(written)
 
 
 def _stage(steps: Sequence[OptimizerStep]) -> Stage:

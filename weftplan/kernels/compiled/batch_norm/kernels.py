@@ -36,6 +36,7 @@ SAVED_STATISTICS = 2
 LANES = {"float": 16, "double": 8}
 """Number of elements of a 64-byte vector, by scalar type."""
 CHAINS = 4
+"""Independent chains of additions: about as many as an addition takes cycles, so that none waits for the one before."""
 LINE = 64
 """Bytes of a cache line, and of a vector."""
 STRETCH = CHAINS * LINE

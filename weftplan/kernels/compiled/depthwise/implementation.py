@@ -17,6 +17,7 @@ from weftplan.kernels.compiled.copies import PAD, pointer, word
 from weftplan.kernels.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
+"""Bytes of a vector on every machine: the order of additions of a weight gradient, and plans, depend on it."""
 SLACK = 2 * VECTOR_BYTES
 """Padding bytes after the copy of a plane, which loads of whole vectors may read."""
 ROWS = 4

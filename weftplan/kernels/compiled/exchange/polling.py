@@ -7,8 +7,7 @@ An owner of work can hand parts of a compiled function (:class:`SharedParts`) to
 without the interpreter. The polling thread's words are a box with a state: *away*, *looks*, *handed* or *works*. Only
 the polling thread changes the state to *away*, or from *handed* to *works*. Only the owner that has reserved the box
 hands work over, or takes it back if the thread has not begun. So an owner waits at most for one running part per
-thread.
-``tests/kernels/compiled/test_polling_model.py`` checks all interleavings.
+thread. ``tests/kernels/compiled/test_polling_model.py`` checks all interleavings.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ _OLD, _TURNS, _PAUSES = range(1, 4)
 """Indices of a call's words, after the polled word: its old value; the number of rounds of :data:`_LOOKS` polls, each
 followed by a yield of the core; the number of pauses after a change."""
 _LOOKS = 32
+"""Polls before the core is yielded: a microsecond or two, much less than a thread waits for a core."""
 _STATE, _JOB, _SCRATCH_INDEX = range(4, 7)
 """Indices of a box's words: its state, the shared work that was handed over, and its scratch room."""
 _ASLEEP, _LOOKS_ON, _HANDED, _WORKS = range(4)
@@ -37,9 +37,11 @@ _NEXT_PART, _COUNT, _FUNCTION, _BOXES, _FIRST_BOX = range(5)
 """Indices of the words of shared work: the next part, the number of parts, the function, the number of boxes, and the
 first box."""
 MAX_BOXES = 3
+"""Maximum helpers of one operation; each adds a table of argument addresses, for its scratch room."""
 _TABLES = _FIRST_BOX + MAX_BOXES
 """Index of the first part's argument address; the addresses are ordered by room, then by part."""
 _ENDLESS = 1 << 62
+"""End of a loop that only ``leave`` ends."""
 
 
 def look() -> Entry | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from weftplan.kernels.compiled.ir import Function, Value
 
 VECTOR_BYTES = 32
+"""Bytes of a vector on every machine, because sizes of buffers, and so plans, depend on it."""
 WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height", "width", "out_depth", "out_height",
          "out_width", "kernel_depth", "kernel_height", "kernel_width", "step_depth", "step_height", "step",
          "pad_depth", "pad_height", "pad_width", "pitch", "first", "last", "scale_row")  # fmt: skip
@@ -21,6 +22,7 @@ WORDS = ("x", "y", "dy", "dx", "buffer", "constants", "scales", "depth", "height
 the initial value of a maximum or a sum. ``scales``: the factor of each window's sum; ``scale_row``: bytes between its
 rows, 0 if all rows are equal. ``pitch``: bytes of a row of the buffer."""
 _POINTERS = 7
+"""Number of :data:`WORDS` that are pointers, from the first on."""
 
 
 class _Pooling:

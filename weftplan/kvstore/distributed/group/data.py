@@ -8,14 +8,15 @@ import numpy as np
 
 from weftplan.kvstore.distributed.arrays.piece_copies import Mover
 from weftplan.kvstore.distributed.group.membership import Steps
-from weftplan.kvstore.distributed.group.messages import Meeting, alike
+from weftplan.kvstore.distributed.group.messages import alike
+from weftplan.kvstore.distributed.group.sharing import SharingMembers
 from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank
 from weftplan.kvstore.distributed.transport.wire import Message, MessageKind, decode
 from weftplan.kvstore.fixed_order_sums import Array
 from weftplan.support.array_types import DType
 
 
-class DataMembers(Meeting):
+class DataMembers(SharingMembers):
     """Members that can move data.
 
     Args:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from weftplan.errors import KVStoreError
 from weftplan.kvstore.distributed.group.membership import LossWatch, Members, Steps
 from weftplan.kvstore.distributed.transport.mpi_types import Connection, JobRank, Status
-from weftplan.kvstore.distributed.transport.shared_memory import Areas, SharedMemory
+from weftplan.kvstore.distributed.transport.shared_memory import SharedMemory
 from weftplan.kvstore.distributed.transport.wire import (
     HEADER,
     INLINE,
@@ -48,33 +48,6 @@ class Meeting(Members):
         self._receive_buffers: dict[JobRank, bytearray] = {}
         """Receive buffers by rank, without those of lost exchanges, which MPI may still write to."""
         self._shared = None
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether messages and sums go through memory that all members share."""
-        return self._shared is not None
-
-    def share_memory(self) -> Steps[None]:
-        """Use shared memory from now on if all members can map each other's memory; every member calls this."""
-        areas = Areas.new() if len(self.members) > 1 else None
-        offer = Message(MessageKind.TEXT, self.sequence, bytes(8), 0, areas.offer() if areas else b"")
-        offers = [decode(raw, rank).payload for rank, raw in (yield from self._named(offer, "offer memory"))]
-        peers: dict[JobRank, Areas] = {}
-        reason = b"" if areas else b"no"
-        try:
-            for rank, words in zip(self.members, offers, strict=True):
-                if rank != self.rank:
-                    peers[rank] = Areas.accept(words)
-        except (OSError, ValueError):
-            reason = b"no"
-        answer = Message(MessageKind.TEXT, self.sequence, bytes(8), 0, reason)
-        # A second round: unless all members accepted all offers, none may use shared memory.
-        answers = [decode(raw, rank).payload for rank, raw in (yield from self._named(answer, "share memory"))]
-        if areas is not None and not any(answers):
-            self._shared = SharedMemory(areas, peers)
-            return
-        for area in (*peers.values(), *([areas] if areas else [])):
-            area.close()
 
     def stop_listening(self) -> None:
         """Cancel the receives for views, and close the connection and shared memory; no exchange may follow."""

@@ -30,6 +30,7 @@ _MAX_READ = 1 << 22
 """Approximate maximum number of bytes that a poll reads from a socket, so that the caller can check for time-outs."""
 
 SUCCESS, ERR_OTHER, ERR_PROC_FAILED = 0, 16, 75
+"""Error codes with the values of Open MPI, since callers take this module for its library."""
 
 
 class MeshError(RuntimeError):

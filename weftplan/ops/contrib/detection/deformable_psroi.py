@@ -130,7 +130,7 @@ class _Geometry:
     def points(
         self, region: _Region, trans: RawArray | None, category: int
     ) -> list[tuple[RawArray, RawArray, RawArray]]:
-        """Return (x, y, inside the image) of each sample for class ``category``: host arrays of one element per cell."""
+        """Return (x, y, inside the image) of each sample for class ``category``: host arrays, one element per cell."""
         move_x, move_y = self.moves(trans, region.number, category)
         points = []
         kind = region.left.dtype.type

@@ -7,13 +7,14 @@ would be float in NumPy, refuses integers.
 from __future__ import annotations
 
 from weftplan.ops.contrib.numpy.derive import derive
+from weftplan.ops.core.expression import f
 from weftplan.ops.core.forms import kernel
-from weftplan.ops.core.formula_kernel import ufunc_kernel
+from weftplan.ops.core.formula_kernel import FormulaKernel, ufunc_kernel
 from weftplan.ops.core.kernels import BOOL
 from weftplan.ops.core.params import p_dtype, p_float, p_optional, p_str
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
-from weftplan.ops.core.schema import Kernel, Op, Param, Params
+from weftplan.ops.core.schema import Op, Param, Params
 from weftplan.ops.elementwise.scalar import SCALAR
 from weftplan.support.array_types import ArrayModule, RawArray
 
@@ -58,15 +59,8 @@ def _bool_out(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes
     return [merged] * len(ins), [merge_dtype(BOOL, outs[0], "output of a comparison, which is bool")]
 
 
-def _against_number(ufunc: str) -> Kernel:
-    @kernel
-    def compute(xp: ArrayModule, p: Params, data: RawArray, out: RawArray) -> None:
-        getattr(xp, ufunc)(data, p["scalar"], out=out)
-
-    return compute
-
-
 for _name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"):
+    _compare = getattr(f, _name)
     register(
         Op(
             name=f"_npi_{_name}",
@@ -81,7 +75,7 @@ for _name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_eq
     register(
         Op(
             name=f"_npi_{_name}_scalar",
-            forward=_against_number(_name),
+            forward=FormulaKernel(lambda p, x, compare=_compare: compare(x, p.scalar)),
             infer_shape=same_shape,
             infer_dtype=_bool_out,
             params=SCALAR,

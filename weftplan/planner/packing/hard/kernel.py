@@ -94,10 +94,10 @@ def lift_row(problem: Tables, state: Tables, pointer: Ints, row: Ints, r: int, l
     count[DIRTY], count[WORK] = queued, work
 
 
-def raise_sky(state: Tables, buffers: int, first: int, last: int, level: int) -> None:
+def raise_sky(state: Tables, buffers: int, start: int, stop: int, level: int) -> None:
     """Raise the sky of sections ``first <= t < last`` to ``level`` and queue them; no more buffers go below it."""
     sky, dirty, queue, key, value, count = state[3], state[7], state[8], state[9], state[10], state[13]
-    for t in range(first, last):
+    for t in range(start, stop):
         key.append(buffers + t)
         value.append(sky[t])
         sky[t] = level
@@ -245,9 +245,9 @@ def choose_valley(problem: Tables, state: Tables, weights: Ints, capacity: int, 
         b = a + 1
         while b < sections and uncovered[b] > 0 and sky[b] == y:
             b += 1
-        low_left = a > 0 and uncovered[a - 1] > 0 and sky[a - 1] < y
-        low_right = b < sections and uncovered[b] > 0 and sky[b] < y
-        if not low_left and not low_right:
+        left_open = a > 0 and uncovered[a - 1] > 0 and sky[a - 1] < y
+        right_open = b < sections and uncovered[b] > 0 and sky[b] < y
+        if not left_open and not right_open:
             for side in range(2):
                 t = a if side == 0 else b - 1
                 slack = capacity - y - rem[t]
@@ -271,9 +271,9 @@ def list_children(
     priority: Ints,
     capacity: int,
     valley: tuple[int, int, int],
-    first: int,
+    begin_children: int,
 ) -> int:
-    """Write the children of a node to the child stack from ``first``; return the new end of the stack.
+    """Write the children of a node to the child stack from ``begin_children``; return the new end of the stack.
 
     A child either places a buffer (stored as its index) or leaves a section empty up to a level (stored as
     ``-1 - section`` and the level).
@@ -284,7 +284,7 @@ def list_children(
     a, b, side = valley
     t = a if side == 0 else b - 1
     y = sky[t]
-    last = first
+    end_children = begin_children
     upper = NO_LEVEL
     start, stop = (bptr[a], bptr[a + 1]) if side == 0 else (eptr[b], eptr[b + 1])
     for p in range(start, stop):
@@ -292,7 +292,7 @@ def list_children(
         if placed[j] != 0 or lo[j] < a or hi[j] > b or floor[j] != y:
             continue
         twin = False
-        for q in range(first, last):
+        for q in range(begin_children, end_children):
             k = what[q]
             if lo[k] == lo[j] and hi[k] == hi[j] and size[k] == size[j]:
                 twin = True
@@ -308,23 +308,23 @@ def list_children(
                 if floor[k] + size[k] < upper:
                     upper = floor[k] + size[k]
         if start_below >= y + size[j]:
-            what[first] = j  # no buffer can go below j, so placing j loses no solution
-            return first + 1
-        q = last
-        while q > first and priority[what[q - 1]] < priority[j]:
+            what[begin_children] = j  # no buffer can go below j, so placing j loses no solution
+            return begin_children + 1
+        q = end_children
+        while q > begin_children and priority[what[q - 1]] < priority[j]:
             what[q] = what[q - 1]
             q -= 1
         what[q] = j
-        last += 1
+        end_children += 1
     for p in range(sptr[t], sptr[t + 1]):
         j = sec[p]
         if placed[j] == 0 and floor[j] > y and floor[j] < upper:
             upper = floor[j]
     if upper < NO_LEVEL and upper + rem[t] <= capacity:
-        what[last] = -1 - t
-        level[last] = upper
-        last += 1
-    return last
+        what[end_children] = -1 - t
+        level[end_children] = upper
+        end_children += 1
+    return end_children
 
 
 def search(
@@ -347,9 +347,9 @@ def search(
     buffers = len(problem[0])
     sections = len(uncovered)
     # A limit for the memory of the trail; one node adds at most an item per conflict and two per buffer and section.
-    trail, most_trail = state[9], 11 * (len(problem[4]) + 2 * len(problem[6])) + 4 * buffers + 3 * sections
-    depth_room = len(child) - 1
-    child_room = len(what) - buffers - 1
+    trail, max_trail = state[9], 11 * (len(problem[4]) + 2 * len(problem[6])) + 4 * buffers + 3 * sections
+    max_depth = len(child) - 1
+    max_children = len(what) - buffers - 1
     if not reset(problem, state, capacity):
         return REFUTED, 0
     for t in range(sections):
@@ -358,28 +358,28 @@ def search(
     count[DIRTY] = sections
     depth = 0
     visited = 0
-    last = 0
+    end_children = 0
     while True:
         open_node = propagate(problem, state, weights, capacity)
         if open_node and count[PLACED] == buffers:
             return SOLVED, visited
         if open_node:
-            if count[WORK] >= limit or len(trail) > most_trail or depth >= depth_room or last > child_room:
+            if count[WORK] >= limit or len(trail) > max_trail or depth >= max_depth or end_children > max_children:
                 return STOPPED, visited
             visited += 1
             count[WORK] += sections
             valley = choose_valley(problem, state, weights, capacity, rule)
-            first = last
-            last = list_children(problem, state, nodes, priority, capacity, valley, first)
-            open_node = last > first
+            begin_children = end_children
+            end_children = list_children(problem, state, nodes, priority, capacity, valley, begin_children)
+            open_node = end_children > begin_children
             if open_node:
                 a, b, _ = valley
                 while a > 0 and uncovered[a - 1] > 0:
                     a -= 1
                 while b < sections and uncovered[b] > 0:
                     b += 1
-                child[depth] = first
-                position[depth] = first
+                child[depth] = begin_children
+                position[depth] = begin_children
                 trail_at[depth] = len(trail)
                 placed_at[depth] = count[PLACED]
                 part_a[depth] = a
@@ -393,12 +393,12 @@ def search(
             undo(problem, state, placed_at[d], trail_at[d])
             position[d] += 1
             related = part_a[d] < failed_b and part_b[d] > failed_a
-            if related and position[d] < last:
+            if related and position[d] < end_children:
                 open_node = True
             else:
                 if related:
                     failed_a, failed_b = part_a[d], part_b[d]
-                last = child[d]
+                end_children = child[d]
                 depth = d
         d = depth - 1
         chosen = what[position[d]]

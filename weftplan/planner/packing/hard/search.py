@@ -40,12 +40,12 @@ class Placed:
             return 0
         off = self._off[live]
         reach = np.maximum.accumulate(self._top[live])
-        room = np.empty(len(live), np.int64)
-        room[0] = off[0]
-        np.subtract(off[1:], reach[:-1], out=room[1:])
-        fits = room >= size
+        widths = np.empty(len(live), np.int64)
+        widths[0] = off[0]
+        np.subtract(off[1:], reach[:-1], out=widths[1:])
+        fits = widths >= size
         if best and fits.any():
-            k = int(np.where(fits, room, np.iinfo(np.int64).max).argmin())
+            k = int(np.where(fits, widths, np.iinfo(np.int64).max).argmin())
         else:
             k = int(fits.argmax())
         if not fits[k]:
@@ -133,7 +133,7 @@ class Allowance:
         return self.work <= 0 or self.deadline.over()
 
 
-MOST_CELLS = 4_000_000
+MAX_CELLS = 4_000_000
 """Maximum number of cells (`table_cells`) of a problem that is searched: its tables take about 100 bytes a cell."""
 
 
@@ -175,7 +175,7 @@ def _rows(masks: Iterable[NDArray[np.bool_]], count: int) -> tuple[list[int], li
 
 
 class Searcher:
-    """The tables and state of the kernel for one problem of at most `MOST_CELLS` cells."""
+    """The tables and state of the kernel for one problem of at most `MAX_CELLS` cells."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -218,12 +218,12 @@ class Searcher:
         Returns:
             ``(kernel.SOLVED, offsets)``, ``(kernel.REFUTED, None)``, or ``(kernel.STOPPED, None)``.
         """
-        left = min(dives * self._dive, allowance.work)
+        work_left = min(dives * self._dive, allowance.work)
         attempt = 0
-        while left > 0 and not allowance.spent():
+        while work_left > 0 and not allowance.spent():
             attempt += 1
             luby = min((attempt & -attempt).bit_length() - 1, 10)
-            limit = min(2 * self._dive << luby, left)
+            limit = min(2 * self._dive << luby, work_left)
             if allowance.deadline.moment is not None:
                 limit = min(limit, max(1, int(allowance.deadline.left() * self._rate)))
             rule = RULES[self.runs % len(RULES)]
@@ -237,7 +237,7 @@ class Searcher:
             work = int(self._state[-1][kernel.WORK]) + RUN
             self._rate = work / max(time.perf_counter() - began, 1e-6)
             self.runs += 1
-            left -= work
+            work_left -= work
             allowance.work -= work
             if verdict == kernel.SOLVED:
                 return verdict, np.array(self._state[0], np.int64)

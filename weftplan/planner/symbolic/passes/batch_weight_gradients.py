@@ -27,13 +27,13 @@ from weftplan.ops.core.schema import Shape
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner.options import LONG_SUM
 from weftplan.planner.symbolic.network import Edit, Network, alike
-from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, FUSION, GRADIENTS, SIZES, GraphPass, PassSettings
 from weftplan.symbol.node import NodeParams
 
 ROWS = 256
 """Target number of rows of one batch, also limited by the columns of the weight. Then the results that stay alive until
 the last layer of the batch, and the scratch, are about as large as the weight."""
-MOST_LAYERS = 32
+MAX_LAYERS = 32
 """Maximum number of layers of one batch."""
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 """Dtypes whose products need no copies in a wider dtype."""
@@ -56,27 +56,27 @@ class _Weight:
     """Gradient nodes of its layers, in the order of the sum."""
     chains: Sequence[_Chain]
     """Chain of the weight's gradient, and that of the bias if there is one."""
-    most: int
+    max_layers: int
     """Maximum number of layers of one batch."""
 
     @property
     def ends(self) -> list[int]:
         """Number of layers up to the end of each batch."""
-        count = -(-len(self.layers) // self.most)
+        count = -(-len(self.layers) // self.max_layers)
         return [len(self.layers) * (k + 1) // count for k in range(count)]
 
 
-def batch_weight_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
+def batch_weight_gradients(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """Batch the gradients of shared weights."""
     weights = _weights(network)
     if not weights:
         return network, ""
     edit = Edit(network)
     layers = sum(_batch(edit, weight) for weight in weights)
-    return edit.done(), f"gathered gradients of {counted(layers, 'layer')} with shared weights"
+    return edit.finish(), f"gathered gradients of {counted(layers, 'layer')} with shared weights"
 
 
-def _most_layers(network: Network, nid: int) -> int:
+def _max_layers(network: Network, nid: int) -> int:
     """Return the maximum number of layers of one batch, if all are like that of gradient ``nid``; below 2: no batch."""
     graph, shapes, dtypes = network.graph, network.shapes, network.dtypes
     layer = graph.controls[nid][0]
@@ -85,18 +85,18 @@ def _most_layers(network: Network, nid: int) -> int:
     kinds = {dtypes[e] for e in (output, data, weight)}
     if not network.devices[nid].is_host or not rows or len(kinds) > 1 or kinds.pop() not in FLOATS:
         return 0
-    return min(-(-min(ROWS, shapes[weight][1]) // rows), MOST_LAYERS)
+    return min(-(-min(ROWS, shapes[weight][1]) // rows), MAX_LAYERS)
 
 
 def _match(network: Network, a: int, b: int) -> bool:
     """Return whether two gradient nodes may be in one batch."""
     graph, devices = network.graph, network.devices
-    one, second = graph.nodes[a], graph.nodes[b]
+    node, other = graph.nodes[a], graph.nodes[b]
 
     def inputs(nid: int) -> list[Shape]:
         return [network.shapes[e] for e in graph.inputs[graph.controls[nid][0]]]
 
-    return devices[a] == devices[b] and one.params == second.params and alike(one, second) and inputs(a) == inputs(b)
+    return devices[a] == devices[b] and node.params == other.params and alike(node, other) and inputs(a) == inputs(b)
 
 
 def _weights(network: Network) -> list[_Weight]:
@@ -112,9 +112,9 @@ def _weights(network: Network) -> list[_Weight]:
     uses.update(e for e in graph.outputs if makers[e] in added)
     chains: dict[int, _Chain] = {}  # last sum -> its chain
     for nid in sums:
-        left, right = graph.inputs[nid]
-        begun = makers[left] in chains and uses[row[makers[left]]] == 1
-        chain = chains.pop(makers[left]) if begun else _Chain([left])
+        data, right = graph.inputs[nid]
+        begun = makers[data] in chains and uses[row[makers[data]]] == 1
+        chain = chains.pop(makers[data]) if begun else _Chain([data])
         chain.terms.append(right)
         chain.sums.append(nid)
         chains[nid] = chain
@@ -129,14 +129,14 @@ def _weights(network: Network) -> list[_Weight]:
             by_layers.setdefault(layers, {})[outputs.pop()] = chain
     weights = []
     for layers, by_output in by_layers.items():
-        first, *later = layers
+        base, *later = layers
         weight, bias = by_output.get(1), by_output.get(2)
-        same = all(graph.inputs[nid][2] == graph.inputs[first][2] and _match(network, first, nid) for nid in later)
+        same = all(graph.inputs[nid][2] == graph.inputs[base][2] and _match(network, base, nid) for nid in later)
         onwards = all(a < b for a, b in zip(layers, later, strict=False))
-        limit = _most_layers(network, first) if weight is not None and same and onwards else 0
+        limit = _max_layers(network, base) if weight is not None and same and onwards else 0
         if weight is None or limit < 2:
             continue
-        biased = row[first + 1] - row[first] > 2
+        biased = row[base + 1] - row[base] > 2
         if bias is None and biased and any(uses[row[nid] + 2] for nid in layers):
             continue
         weights.append(_Weight(layers, [weight] if bias is None else [weight, bias], limit))
@@ -151,7 +151,7 @@ def _batch(edit: Edit, weight: _Weight) -> int:
     for begin, end in zip([0, *ends], ends, strict=False):
         group = weight.layers[begin:end]
         if len(group) > 1:
-            _group(edit, group, whole=_is_run(edit, group, sums), known=params)
+            _group(edit, group, all_gradients=_is_run(edit, group, sums), shared_params=params)
             batched += len(group)
     for chain in weight.chains:
         total = chain.terms[0] if ends[0] == 1 else -1
@@ -178,26 +178,28 @@ def _is_run(edit: Edit, group: Sequence[int], sums: set[int]) -> bool:
     return inside.issuperset(range(group[0], group[-1])) and inside.isdisjoint(reads)
 
 
-def _group(edit: Edit, layers: Sequence[int], *, whole: bool, known: dict[tuple[int, bool], NodeParams]) -> None:
-    """Replace a batch of gradient nodes by one node; with ``whole`` it also computes the gradients of the data."""
+def _group(
+    edit: Edit, layers: Sequence[int], *, all_gradients: bool, shared_params: dict[tuple[int, bool], NodeParams]
+) -> None:
+    """Replace a batch of gradient nodes by one node; with ``all_gradients`` it also computes those of the data."""
     graph, count = edit.network.graph, len(layers)
-    first, last = layers[0], layers[-1]
-    layer_params, row = graph.nodes[first].params, graph.row
-    params = known.setdefault((count, whole), {**layer_params, "count": count, "whole": whole})
+    base, final = layers[0], layers[-1]
+    layer_params, row = graph.nodes[base].params, graph.row
+    params = shared_params.setdefault((count, all_gradients), {**layer_params, "count": count, "whole": all_gradients})
     inputs = [graph.inputs[nid][k] for k in (0, 1) for nid in layers]
     entry = edit.add(
         SHARED_GRADIENT,
-        f"{graph.names[last]}_shared",
-        inputs=[*inputs, graph.inputs[first][2]] if whole else inputs,
-        main=last,
+        f"{graph.names[final]}_shared",
+        inputs=[*inputs, graph.inputs[base][2]] if all_gradients else inputs,
+        main=final,
         params=params,
-        attrs={**graph.nodes[last].attrs, "count": str(count)},
+        attrs={**graph.nodes[final].attrs, "count": str(count)},
         controls=[dep for nid in layers for dep in graph.controls[nid] if dep not in layers],
     )
-    sums = SHARED_GRADIENT.num_outputs(params) - count * whole
+    sums = SHARED_GRADIENT.num_outputs(params) - count * all_gradients
     for k in range(sums):
-        edit.stand_for(row[last] + 1 + k, entry + k)
-    if whole:
+        edit.stand_for(row[final] + 1 + k, entry + k)
+    if all_gradients:
         for k, nid in enumerate(layers):
             edit.stand_for(row[nid], entry + sums + k)
             edit.node_stands_for(nid, edit.makers[entry])

@@ -15,7 +15,7 @@ from weftplan.ops.core.schema import Op, Params, Shape, TensorSpec
 from weftplan.ops.fusion.normalize import NORMALIZE
 from weftplan.ops.fusion.pointwise import GROUP, POINTWISE, Group, Member
 from weftplan.planner.symbolic.network import Edit, Network, dict_of, shared
-from weftplan.planner.symbolic.passes.graph_pass import Settings
+from weftplan.planner.symbolic.passes.graph_pass import PassSettings
 from weftplan.support import slots
 from weftplan.symbol.node import Entry, Node
 
@@ -29,7 +29,7 @@ _FORWARD_BROADCASTS = frozenset(f"broadcast_{name}" for name in ("add", "sub", "
 class ElementwiseNodes:
     """Facts of a network's nodes for the fusion of elementwise nodes: kinds, costs, readers."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: PassSettings) -> None:
         graph = network.graph
         self.network, self.graph, self.settings = network, graph, settings
         self.num_forward = network.num_forward
@@ -109,7 +109,7 @@ class ElementwiseNodes:
         elementwise = op.name == "_copy" or getattr(op.forward, "elementwise", False)
         if op.name in _FORWARD_BROADCASTS:
             padded = [(1,) * (len(shape) - len(network.shapes[e])) + network.shapes[e] for e in reads]
-            if any(slots.CUDA_BROADCAST_INDEX.get()(shape, own) is None for own in padded):
+            if any(slots.CUDA_BROADCAST_INDEX.get()(shape, input_shape) is None for input_shape in padded):
                 return ""
         elif not (equal and elementwise):
             return ""
@@ -120,16 +120,16 @@ class ElementwiseNodes:
         """Return the operations per element of a node; 0 if no kernel can be generated from its formula."""
         graph = self.graph
         node, ignored = graph.nodes[nid], graph.works[nid].ignored
-        wanted = tuple(self.is_read(e) for e in self.outputs(nid))
-        key = (id(node.op), id(node.params), len(graph.inputs[nid]), wanted, self.network.dtypes[self.main(nid)])
+        is_read = tuple(self.is_read(e) for e in self.outputs(nid))
+        key = (id(node.op), id(node.params), len(graph.inputs[nid]), is_read, self.network.dtypes[self.main(nid)])
         if key not in self._costs:
             assert node.op is not None
             reads = tuple(None if slot in ignored else slot for slot in range(len(graph.inputs[nid])))
-            writes = tuple(len(reads) + k if one else None for k, one in enumerate(wanted))
+            writes = tuple(len(reads) + k if is_written else None for k, is_written in enumerate(is_read))
             shapes = (self.network.shapes[self.main(nid)],) * len(reads)
-            results = tuple(one for one in writes if one is not None)
-            alone = Group((Member(node.op, node.params, reads, writes),), shapes, results, shapes[0], key[-1])
-            self._costs[key] = slots.CUDA_OPERATIONS.get()(alone) if results else 0
+            results = tuple(is_written for is_written in writes if is_written is not None)
+            single = Group((Member(node.op, node.params, reads, writes),), shapes, results, shapes[0], key[-1])
+            self._costs[key] = slots.CUDA_OPERATIONS.get()(single) if results else 0
         return self._costs[key]
 
     def _splits_norm(self, nid: int) -> bool:
@@ -147,7 +147,7 @@ class ElementwiseNodes:
         """Return the output entries of a node that its group computes."""
         return self.outputs(nid) if self.kinds[nid] == PLAIN else (self.main(nid),)
 
-    def kept_alive(self, nid: int) -> list[int]:
+    def long_lived(self, nid: int) -> list[int]:
         """Return the entries that must stay alive until a member runs; for a bias, only the product of its layer."""
         graph = self.graph
         if self.kinds[nid] == BIAS:
@@ -224,8 +224,8 @@ class FusedNode:
 
     def _input_shape(self, entry: int) -> Shape:
         """Return the shape of an input, padded with 1 to the number of axes of the group."""
-        own, shape = self.around.network.shapes[entry], self.shape
-        if own == shape:
+        input_shape, shape = self.around.network.shapes[entry], self.shape
+        if input_shape == shape:
             return shape
         for nid in self.nodes:
             node, kind = self.around.graph.nodes[nid], self.around.kinds[nid]
@@ -233,7 +233,7 @@ class FusedNode:
                 continue
             axis = _channel_axis(node, kind, len(shape))
             return tuple(size if k == axis else 1 for k, size in enumerate(shape))
-        return (1,) * (len(shape) - len(own)) + own
+        return (1,) * (len(shape) - len(input_shape)) + input_shape
 
     def group(self) -> Group:
         """Return the group as a parameter of the fused operator."""
@@ -246,12 +246,12 @@ class FusedNode:
         around, graph, nodes = self.around, self.around.graph, self.nodes
         inputs = [self._product(edit, entry) if product else entry for entry, product in self.entries]
         params = around.group_params.setdefault(self.key, {GROUP: self.group()})
-        last = graph.nodes[self.nodes[-1]]
+        final = graph.nodes[self.nodes[-1]]
         plain = [nid for nid in nodes if around.kinds[nid] == PLAIN]
         described = [(graph.nodes[nid].name, graph.nodes[nid].attrs, around.kinds[nid]) for nid in nodes]
         fused = edit.add(
-            POINTWISE, last.name, inputs=inputs, main=self.nodes[-1], params=params,
-            attrs={**shared(last), MEMBERS: json.dumps(described)},
+            POINTWISE, final.name, inputs=inputs, main=self.nodes[-1], params=params,
+            attrs={**shared(final), MEMBERS: json.dumps(described)},
             controls=[dep for nid in plain for dep in graph.controls[nid] if dep not in self.inside],
             like=self.results,
         )  # fmt: skip
@@ -291,7 +291,7 @@ def members(node: Node) -> list[str]:
     """Return the names of the members whose outputs a fused node does not make."""
     group: Group = node.params[GROUP]
     hidden = [not set(group.results).intersection(member.writes) for member in group.members]
-    return [name for (name, _, _), one in zip(_described(node), hidden, strict=True) if one]
+    return [name for (name, _, _), is_hidden in zip(_described(node), hidden, strict=True) if is_hidden]
 
 
 def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
@@ -309,6 +309,6 @@ def unfuse(node: Node, inputs: Sequence[Entry]) -> list[Entry]:
             product = reads[0].node
             op, params = product.op, {**product.params, "no_bias": False}
             reads = [*product.inputs, reads[1]]
-        whole = Node(op, name, attrs=attrs, params=params, inputs=reads, created_at=node.created_at)
-        values.update({value: Entry(whole, k) for k, value in enumerate(member.writes) if value is not None})
+        restored = Node(op, name, attrs=attrs, params=params, inputs=reads, created_at=node.created_at)
+        values.update({value: Entry(restored, k) for k, value in enumerate(member.writes) if value is not None})
     return [values[value] for value in group.results]

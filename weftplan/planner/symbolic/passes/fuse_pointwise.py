@@ -28,9 +28,9 @@ from weftplan.planner.symbolic.passes.elementwise_node import (
     members,
     unfuse,
 )
-from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import FUSION, GRADIENTS, SIZES, GraphPass, PassSettings
 
-_MOST_MEMBERS = 48
+_MAX_MEMBERS = 48
 
 
 @dataclass
@@ -41,10 +41,10 @@ class _Tree:
     """Members in ascending order; the group runs at the position of the last."""
 
     def __post_init__(self) -> None:
-        self.last, self.members = self.nodes[-1], frozenset(self.nodes)
+        self.final, self.members = self.nodes[-1], frozenset(self.nodes)
 
 
-def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
+def fuse_pointwise(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """Fuse all trees that meet the conditions in this module's docstring."""
     around = ElementwiseNodes(network, settings)
     trees = [tree for tree in _trees(around) if _is_worth_it(around, tree)]
@@ -53,7 +53,7 @@ def fuse_pointwise(network: Network, settings: Settings) -> tuple[Network, str]:
     edit, count = Edit(network), sum(len(tree.nodes) for tree in trees)
     for tree in trees:
         FusedNode(around, tree.nodes).replace(edit)
-    return edit.done(), f"fused {counted(count, 'elementwise node')} into {len(trees):,}"
+    return edit.finish(), f"fused {counted(count, 'elementwise node')} into {len(trees):,}"
 
 
 def _trees(around: ElementwiseNodes) -> list[_Tree]:
@@ -67,32 +67,35 @@ def _trees(around: ElementwiseNodes) -> list[_Tree]:
         if kind != PLAIN:  # a bias or a batch norm can only begin a group
             continue
         for entry in dict.fromkeys(graph.inputs[nid]):
-            before = tree_of.get(graph.entry_node[entry])
+            earlier = tree_of.get(graph.entry_node[entry])
             # A group computes only the first output of a layer or a batch norm.
-            if before is None or before is tree:
+            if earlier is None or earlier is tree:
                 continue
             maker = graph.entry_node[entry]
             if kinds[maker] != PLAIN and entry != around.main(maker):
                 continue
-            joined = _Tree(sorted((*before.nodes, *tree.nodes)))
-            if _may_join(around, before, tree, joined):
+            joined = _Tree(sorted((*earlier.nodes, *tree.nodes)))
+            if _may_join(around, earlier, tree, joined):
                 tree = joined
                 tree_of.update(dict.fromkeys(joined.nodes, joined))
     return list({id(tree): tree for tree in tree_of.values()}.values())
 
 
-def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tree) -> bool:
-    """Return whether ``before`` may join ``tree`` and run at its position; ``joined`` is their union."""
+def _may_join(around: ElementwiseNodes, earlier: _Tree, tree: _Tree, joined: _Tree) -> bool:
+    """Return whether ``earlier`` may join ``tree`` and run at its position; ``joined`` is their union."""
     graph, network = around.graph, around.network
-    a, b = before.last, tree.last
+    a, b = earlier.final, tree.final
     if sum(around.costs.get(nid, 0) for nid in joined.nodes) > MAX_OPERATIONS // 2:
         return False
-    if len(joined.nodes) > _MOST_MEMBERS or not alike(graph.nodes[a], graph.nodes[b]):
+    if len(joined.nodes) > _MAX_MEMBERS or not alike(graph.nodes[a], graph.nodes[b]):
         return False
     if network.devices[a] != network.devices[b] or (a < around.num_forward) != (b < around.num_forward):
         return False
-    first, second = around.main(a), around.main(b)
-    if network.shapes[first] != network.shapes[second] or network.dtypes[first] != network.dtypes[second]:
+    earlier_main, later_main = around.main(a), around.main(b)
+    if (
+        network.shapes[earlier_main] != network.shapes[later_main]
+        or network.dtypes[earlier_main] != network.dtypes[later_main]
+    ):
         return False
     # The first part of a layer or a batch norm keeps its position, so only plain members move.
     moved = {nid for nid in joined.nodes if around.kinds[nid] == PLAIN}
@@ -102,35 +105,35 @@ def _may_join(around: ElementwiseNodes, before: _Tree, tree: _Tree, joined: _Tre
             later += around.waiting.get(nid, ())
         if any(reader <= b and reader not in moved for reader in later):
             return False
-    return _keeps_memory(around, before, joined)
+    return _keeps_memory(around, earlier, joined)
 
 
-def _keeps_memory(around: ElementwiseNodes, before: _Tree, joined: _Tree) -> bool:
-    """Return whether fusion keeps at most as many bytes alive between ``before`` and the end of ``joined``.
+def _keeps_memory(around: ElementwiseNodes, earlier: _Tree, joined: _Tree) -> bool:
+    """Return whether fusion keeps at most as many bytes alive between ``earlier`` and the end of ``joined``.
 
-    Without fusion the results of ``before`` are alive there; with fusion, its inputs that would otherwise be dead.
+    Without fusion the results of ``earlier`` are alive there; with fusion, its inputs that would otherwise be dead.
     """
-    graph, last = around.graph, joined.last
-    inside = sum(nid > before.last for nid in joined.members)
-    if around.work_until[last + 1] - around.work_until[before.last + 1] == inside:  # no other node runs in between
+    graph, final = around.graph, joined.final
+    inside = sum(nid > earlier.final for nid in joined.members)
+    if around.work_until[final + 1] - around.work_until[earlier.final + 1] == inside:  # no other node runs in between
         return True
     saved = sum(
         around.nbytes(entry)
-        for nid in before.nodes
+        for nid in earlier.nodes
         for entry in around.computed(nid)
-        if entry in around.heads or any(reader not in before.members for reader in around.readers.get(entry, ()))
+        if entry in around.heads or any(reader not in earlier.members for reader in around.readers.get(entry, ()))
     )
-    kept: set[int] = set()
-    for nid in before.nodes:
-        for entry in around.kept_alive(nid):
+    held: set[int] = set()
+    for nid in earlier.nodes:
+        for entry in around.long_lived(nid):
             maker = graph.entry_node[entry]
-            if maker in before.members and around.kinds[maker] == PLAIN:
+            if maker in earlier.members and around.kinds[maker] == PLAIN:
                 continue
             if graph.is_variable[maker] or entry in around.heads:
                 continue
-            if all(reader < last for reader in around.readers.get(entry, ())):
-                kept.add(entry)
-    return sum(map(around.nbytes, kept)) <= saved
+            if all(reader < final for reader in around.readers.get(entry, ())):
+                held.add(entry)
+    return sum(map(around.nbytes, held)) <= saved
 
 
 def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
@@ -142,7 +145,7 @@ def _is_worth_it(around: ElementwiseNodes, tree: _Tree) -> bool:
 PASS: GraphPass = GraphPass(
     name="elementwise nodes fused",
     switch=FUSION,
-    enabled=Settings.fuses_on_gpus,
+    enabled=PassSettings.fuses_on_gpus,
     run=fuse_pointwise,
     needs=frozenset((GRADIENTS, SIZES)),
     fused=(POINTWISE,),

@@ -21,7 +21,7 @@ from weftplan.planner.options import LONG_SUM
 from weftplan.planner.program import Work
 from weftplan.planner.symbolic.indexed_graph import work_of
 from weftplan.planner.symbolic.network import Edit, Network
-from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import BACKWARD, GRADIENTS, GraphPass, PassSettings
 from weftplan.support.array_types import DType
 from weftplan.support.post_order import deepest_first
 from weftplan.symbol.attribute import INHERITED
@@ -31,7 +31,7 @@ ZERO_OPS = frozenset(("zeros_like", "_zeros", "_zeros_without_dtype"))
 _INHERITED = frozenset(INHERITED)
 
 
-def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
+def add_gradients(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """Add the gradients of all arguments whose grad_req is not null.
 
     Raises:
@@ -39,22 +39,22 @@ def add_gradients(network: Network, settings: Settings) -> tuple[Network, str]:
             number of gradients.
     """
     requests = network.requests
-    wanted = tuple(name for name in network.arguments if requests[name] != Req.NULL)
-    if not wanted:
+    requested = tuple(name for name in network.arguments if requests[name] != Req.NULL)
+    if not requested:
         return network, ""
     options = settings.options
     edit = Edit(network)
     few = options.max_inplace_grad_add
     rule = _Pass(edit, options.inplace_grad_sum_cap, few, like_mxnet=options.compat == "mxnet")
     gradients = rule.run(
-        [network.arguments[name] for name in wanted],
-        {network.arguments[name] for name in wanted if requests[name] == Req.ADD},
+        [network.arguments[name] for name in requested],
+        {network.arguments[name] for name in requested if requests[name] == Req.ADD},
     )
-    for k, name in enumerate(wanted):
+    for k, name in enumerate(requested):
         if name in settings.grad_dtypes:
             gradients[k] = rule.cast(gradients[k], name, np.dtype(settings.grad_dtypes[name]))
     edit.heads += gradients
-    return edit.done(wanted=wanted, head_grads=tuple(rule.head_grads)), ""
+    return edit.finish(wanted=requested, head_grads=tuple(rule.head_grads)), ""
 
 
 class _Pass:
@@ -124,15 +124,17 @@ class _Pass:
         readers = Counter([makers[e] for inputs in graph.inputs for e in inputs])
         if not readers or max(readers.values()) < LONG_SUM:
             return everything
-        before = [[makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)]
-        return deepest_first(everything, before)
+        predecessors = [
+            [makers[e] for e in inputs] + deps for inputs, deps in zip(graph.inputs, graph.controls, strict=True)
+        ]
+        return deepest_first(everything, predecessors)
 
-    def _needed(self, order: Sequence[int], wanted: Sequence[int]) -> bytearray:
-        """Return 1 for each node that depends on a variable of ``wanted``, else 0; only these need gradients."""
+    def _needed(self, order: Sequence[int], requested: Sequence[int]) -> bytearray:
+        """Return 1 for each node that depends on a variable of ``requested``, else 0; only these need gradients."""
         graph = self.graph
         makers, inputs = graph.entry_node, graph.inputs
         needed = bytearray(graph.num_nodes)
-        for variable in wanted:
+        for variable in requested:
             needed[variable] = 1
         for nid in order:
             for e in inputs[nid]:
@@ -181,11 +183,11 @@ class _Pass:
             maker = nodes[makers[entry]].op
             if maker is not None and maker.name in ZERO_OPS:
                 continue
-            known = terms.get(source)
-            if known is None:
+            partial = terms.get(source)
+            if partial is None:
                 terms[source] = [entry]
             else:
-                known.append(entry)
+                partial.append(entry)
 
     def aggregate(self, nid: int, index: int) -> int | None:
         """Return the sum of the terms of an entry, which is made on first use; None if there are no terms."""
@@ -204,7 +206,7 @@ class _Pass:
 
     def _chain(self, name: str, terms: list[int]) -> int:
         """Return a chain of additions terms[0] + terms[1] + …; each term runs after the sum of the terms before it."""
-        when, now, makers = self.when, self.visit, self.edit.makers
+        when, visit, makers = self.when, self.visit, self.edit.makers
         total = terms[0]
         latest = when.get(makers[total], -1)
         for i in range(1, len(terms)):
@@ -219,10 +221,10 @@ class _Pass:
             self.visit = latest
             total = self.make("_grad_add", f"{name}_{i}", [total, terms[i]], {})[0]
         final = self.make("_copy", f"{name}_final", [total], {})[0]
-        self.visit = now
+        self.visit = visit
         return final
 
-    def _separate(self, entries: list[int], wanted: Sequence[int], accumulated: Collection[int]) -> None:
+    def _separate(self, entries: list[int], requested: Sequence[int], accumulated: Collection[int]) -> None:
         """Insert copies so that the gradients are distinct backward entries, because each has its own array.
 
         A gradient that is added to its array must also have no other reader, which would read the previous content too.
@@ -234,7 +236,7 @@ class _Pass:
             read = {e for nid in self.when for e in edit.inputs[nid]}
             # If two variables share one gradient, the copy for the second one reads it.
             read.update(e for e, n in Counter(entries).items() if n > 1)
-        for i, (entry, variable) in enumerate(zip(entries, wanted, strict=True)):
+        for i, (entry, variable) in enumerate(zip(entries, requested, strict=True)):
             nid = edit.makers[entry]
             maker = edit.nodes[nid].op
             foreign = maker is None or nid < forward_nodes
@@ -278,12 +280,12 @@ class _Pass:
         if params:
             attrs = {key: str(value) for key, value in params.items()}
             kind += tuple(attrs.items())
-        known = self._kinds.get(kind)
-        if known is None:
+        existing = self._kinds.get(kind)
+        if existing is None:
             op = registry.get(op_name) if isinstance(op_name, str) else op_name
             values = registry.parse_params(op, params, node=name) if parsed is None else parsed
-            known = self._kinds[kind] = op, values, work_of(Node(op, name, params=values))
-        op, values, effects = known
+            existing = self._kinds[kind] = op, values, work_of(Node(op, name, params=values))
+        op, values, effects = existing
         edit, main = self.edit, -1
         controls: tuple[int, ...] = ()
         if forward is not None:
@@ -292,10 +294,10 @@ class _Pass:
                 attrs.update({key: inherited[key] for key in INHERITED if key in inherited})
             main, controls = forward, (forward,)
         self.when[len(edit.nodes)] = self.visit
-        first = edit.add(
+        first_node = edit.add(
             op, name, inputs=inputs, main=main, params=values, attrs=attrs, controls=controls, kind=effects
         )
-        return range(first, first + effects[1])
+        return range(first_node, first_node + effects[1])
 
 
 class _Builder:

@@ -21,7 +21,7 @@ FORWARD, BACKWARD = "forward nodes", "backward nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PassSettings:
     """The caller's arguments of :func:`weftplan.planner.symbolic.pipeline.size_symbol`."""
 
     options: PlanOptions
@@ -41,7 +41,7 @@ class Settings:
     def fuses_on_gpus(self) -> bool:
         """Return whether fusion is allowed, a node may be on a GPU, and kernels are generated."""
         contexts = (self.context, *self.group2ctx.values(), *self.variable_contexts.values())
-        kernels = self.options.kernels != "numpy" and "gpu" in [one.device_type for one in contexts]
+        kernels = self.options.kernels != "numpy" and "gpu" in [context.device_type for context in contexts]
         return kernels and self.fuses()
 
     def spreads(self) -> bool:
@@ -57,9 +57,9 @@ class GraphPass:
     """Description of its effect, shown in plans."""
     switch: str
     """Environment variable or argument that disables it."""
-    run: Callable[[Network, Settings], tuple[Network, str]]
+    run: Callable[[Network, PassSettings], tuple[Network, str]]
     """Function that returns the new network and a description of the changes; empty if nothing changed."""
-    enabled: Callable[[Settings], bool] = lambda settings: True
+    enabled: Callable[[PassSettings], bool] = lambda settings: True
     """Predicate: whether the pass runs under these settings."""
     needs: frozenset[str] = frozenset()
     """Facts that must be established before it runs."""
@@ -77,19 +77,19 @@ class GraphPass:
     """Function that returns the names of a fused node's members whose outputs are not made."""
 
 
-def changed_by_pass(before: Network, after: Network) -> set[str]:
+def changed_by_pass(old_network: Network, new_network: Network) -> set[str]:
     """Return the parts and facts in which two networks differ.
 
     Devices and sizes are compared for nodes that both networks have. Variables and outputs form a part of their own,
     which no pass may list in its ``changes``.
     """
-    old, new = _parts(before), _parts(after)
+    old, new = _parts(old_network), _parts(new_network)
     changed = {part for part in old if old[part] != new[part]}
-    place = {node: nid for nid, node in enumerate(before.graph.nodes)}
-    common = [(place[node], nid) for nid, node in enumerate(after.graph.nodes) if node in place]
-    if any(before.devices[was] != after.devices[nid] for was, nid in common):
+    number_of = {node: nid for nid, node in enumerate(old_network.graph.nodes)}
+    common = [(number_of[node], nid) for nid, node in enumerate(new_network.graph.nodes) if node in number_of]
+    if any(old_network.devices[was] != new_network.devices[nid] for was, nid in common):
         changed.add(PLACED)
-    if before.shapes and any(_sizes(before, was) != _sizes(after, nid) for was, nid in common):
+    if old_network.shapes and any(_sizes(old_network, was) != _sizes(new_network, nid) for was, nid in common):
         changed.add(SIZES)
     return changed
 

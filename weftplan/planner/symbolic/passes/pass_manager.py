@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from weftplan.errors import PlanError
-from weftplan.planner.memory_plan import Pass
+from weftplan.planner.memory_plan import PassReport
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network
 from weftplan.planner.symbolic.passes import (
@@ -26,7 +26,7 @@ from weftplan.planner.symbolic.passes import (
     placement,
     sizes,
 )
-from weftplan.planner.symbolic.passes.graph_pass import GraphPass, Settings, changed_by_pass
+from weftplan.planner.symbolic.passes.graph_pass import GraphPass, PassSettings, changed_by_pass
 from weftplan.support.post_order import post_order
 from weftplan.symbol.node import Entry, Node
 
@@ -45,7 +45,7 @@ PASSES: list[GraphPass] = [
 
 
 def run_passes(
-    network: Network, settings: Settings, *, checked: bool = False, seconds: dict[str, float] | None = None
+    network: Network, settings: PassSettings, *, checked: bool = False, seconds: dict[str, float] | None = None
 ) -> Network:
     """Run the enabled passes and return the new network.
 
@@ -62,54 +62,56 @@ def run_passes(
         network.check()
     facts: frozenset[str] = frozenset()
     reports = list(network.reports)
-    for one in PASSES:
-        if not one.enabled(settings):
+    for graph_pass in PASSES:
+        if not graph_pass.enabled(settings):
             continue
-        missing = one.needs - facts
+        missing = graph_pass.needs - facts
         if missing:
             raise PlanError(
-                f"pass {one.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
+                f"pass {graph_pass.name!r} needs {', '.join(sorted(missing))}: put it behind the pass that gives it"
             )
-        before, begin = network, time.thread_time()
-        network, changed = one.run(network, settings)
-        facts |= one.gives
-        if one.shown:
-            reports.append(Pass(one.name, changed, one.switch))
+        previous, begin = network, time.thread_time()
+        network, changed = graph_pass.run(network, settings)
+        facts |= graph_pass.gives
+        if graph_pass.shown:
+            reports.append(PassReport(graph_pass.name, changed, graph_pass.switch))
         if seconds is not None:
-            seconds[one.name] = time.thread_time() - begin
+            seconds[graph_pass.name] = time.thread_time() - begin
         if checked:
-            _check(one, before, network)
+            _check(graph_pass, previous, network)
     return replace(network, reports=tuple(reports))
 
 
-def _check(one: GraphPass, before: Network, after: Network) -> None:
+def _check(graph_pass: GraphPass, old_network: Network, new_network: Network) -> None:
     """Check the network after a pass.
 
     Raises:
         PlanError: the network is inconsistent, or the pass changed a part that its record does not list.
     """
     try:
-        after.check()
+        new_network.check()
     except PlanError as error:
-        raise PlanError(f"after pass {one.name!r}: {error}") from None
-    others = changed_by_pass(before, after) - one.changes - one.gives
-    if others:
-        raise PlanError(f"pass {one.name!r} has changed {', '.join(sorted(others))}: its record must list that")
+        raise PlanError(f"after pass {graph_pass.name!r}: {error}") from None
+    undeclared = changed_by_pass(old_network, new_network) - graph_pass.changes - graph_pass.gives
+    if undeclared:
+        raise PlanError(
+            f"pass {graph_pass.name!r} has changed {', '.join(sorted(undeclared))}: its record must list that"
+        )
 
 
-def notes_of(passes: Iterable[Pass]) -> list[str]:
+def notes_of(passes: Iterable[PassReport]) -> list[str]:
     """Return the changes of passes as notes of a plan."""
-    return [f"{one.changed} ({one.switch})" for one in passes if one.changed]
+    return [f"{report.changed} ({report.switch})" for report in passes if report.changed]
 
 
 def _pass_of(node: Node) -> GraphPass | None:
     """Return the fusion that made a node; None if the node is not fused."""
-    return next((one for one in PASSES if any(node.op is op for op in one.fused)), None)
+    return next((graph_pass for graph_pass in PASSES if any(node.op is op for op in graph_pass.fused)), None)
 
 
 def hidden_members(nodes: Iterable[Node]) -> list[str]:
     """Return the names of members of fused nodes whose outputs are not made."""
-    return [name for node in nodes if (one := _pass_of(node)) is not None for name in one.members(node)]
+    return [name for node in nodes if (graph_pass := _pass_of(node)) is not None for name in graph_pass.members(node)]
 
 
 def unfused(graph: IndexedGraph, heads: Sequence[int]) -> list[Entry]:

@@ -16,13 +16,13 @@ import numpy as np
 from weftplan.errors import DTypeError, ShapeError, shape_text
 from weftplan.planner.symbolic.indexed_graph import IndexedGraph
 from weftplan.planner.symbolic.network import Network
-from weftplan.planner.symbolic.passes.graph_pass import SIZES, GraphPass, Settings
+from weftplan.planner.symbolic.passes.graph_pass import SIZES, GraphPass, PassSettings
 from weftplan.symbol.inference.solver import infer_dtypes, infer_shapes
 
 FLOAT32 = np.dtype(np.float32)
 
 
-def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
+def infer_sizes(network: Network, settings: PassSettings) -> tuple[Network, str]:
     """Infer all shapes and dtypes. The default dtype of variables is float32.
 
     Raises:
@@ -31,7 +31,7 @@ def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
         DTypeError: dtypes conflict, or one cannot be inferred.
     """
     for name, shape in settings.shapes.items():
-        _check_given(name, shape)
+        _check_shape(name, shape)
     graph = network.graph
     edges = graph.row, graph.inputs, graph.controls
     shapes: Sequence[Any] = infer_shapes(graph.nodes, settings.shapes, edges=edges)
@@ -45,7 +45,7 @@ def infer_sizes(network: Network, settings: Settings) -> tuple[Network, str]:
     return replace(network, shapes=shapes, dtypes=dtypes), ""
 
 
-def _check_given(name: str, shape: object) -> None:
+def _check_shape(name: str, shape: object) -> None:
     if shape is None:
         return
     dims = None if isinstance(shape, (str, int)) or not hasattr(shape, "__iter__") else tuple(shape)

@@ -34,14 +34,14 @@ CHEAP_SHARE = 0.05
 """Maximum share of a step's modelled time that policy ``cheap`` spends on recomputation."""
 
 
-def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | None = None) -> Draft:
+def apply(start: Draft, options: PlanOptions, *, cost: Cost, max_time: float | None = None) -> Draft:
     """Apply the recomputation policy of ``options`` to a training graph; a budget takes precedence over the policy.
 
     Args:
         start: the plan without recomputation.
         options: policy and budget.
         cost: returns the seconds of each node.
-        most_time: replaces the policy by the smallest plan that spends at most this share of a step on recomputation.
+        max_time: replaces the policy by the smallest plan that spends at most this share of a step on recomputation.
 
     Raises:
         BudgetError: no choice fits the budget; the message names the smallest budget found that works.
@@ -61,8 +61,8 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost, most_time: float | 
     if options.budget is not None:
         return _within(start, starts, options, options.budget)
     policy = options.recompute
-    if policy == "cheap" or most_time is not None:
-        return _cheapest(start, starts, options, most_time=CHEAP_SHARE if most_time is None else most_time)
+    if policy == "cheap" or max_time is not None:
+        return _cheapest(start, starts, options, max_time=CHEAP_SHARE if max_time is None else max_time)
     if policy == "sqrt":
         proposals = _roots(starts)
     else:
@@ -105,12 +105,12 @@ def _roots(tapes: Sequence[Tape]) -> list[tuple[Tape, Price]]:
     The trimmed proposal is faster at the same lower bound; the full one wins if its actual plan is smaller.
     """
     tape = _better_order(tapes)
-    whole = square_root(tape)
-    if not whole.twins:
+    uncut = square_root(tape)
+    if not uncut.twins:
         return []
     ladder = Ladder(tape)
-    trimmed = ladder.price(ladder.trim(frozenset(whole.twins), whole.peak))
-    return [(tape, trimmed), (tape, whole)]
+    trimmed = ladder.price(ladder.trim(frozenset(uncut.twins), uncut.peak))
+    return [(tape, trimmed), (tape, uncut)]
 
 
 def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Price]], policy: str) -> Draft:
@@ -137,11 +137,11 @@ def _try(start: Draft, options: PlanOptions, proposals: Iterable[tuple[Tape, Pri
     return replace(best.slowed(more), notes=(*best.notes, note))
 
 
-def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions, *, most_time: float) -> Draft:
-    """Return the smallest plan that spends at most the share ``most_time`` of a step on recomputation."""
+def _cheapest(start: Draft, tapes: Sequence[Tape], options: PlanOptions, *, max_time: float) -> Draft:
+    """Return the smallest plan that spends at most the share ``max_time`` of a step on recomputation."""
     tape = _better_order(tapes)
-    limit = most_time * tape.step_seconds
-    points = [point for point in curve(tape, most_seconds=limit) if point.seconds <= limit]
+    limit = max_time * tape.step_seconds
+    points = [point for point in curve(tape, max_seconds=limit) if point.seconds <= limit]
     # The three smallest lower bounds: fragmentation may make the plan of one larger than that of another.
     best = sorted(points, key=lambda point: point.peak)[:3]
     return _try(start, options, [(tape, point) for point in best], options.recompute)
@@ -205,10 +205,10 @@ def _saved(policy: str, start: Draft, *, draft: Draft, tape: Tape, price: Price)
     return f"{twice}, {gain(draft.memory.peak, start.memory.peak, more_time=_share(tape, price))}"
 
 
-def gain(nbytes: int, before: int, *, more_time: float) -> str:
+def gain(nbytes: int, peak: int, *, more_time: float) -> str:
     """Return a text that states the bytes that a plan saves and the time that recomputation adds."""
-    less = 100.0 * (1.0 - nbytes / before)
-    return f"{nbytes:,} bytes instead of {before:,} (-{less:.1f} %) for {100.0 * more_time:.1f} % more modelled time"
+    less = 100.0 * (1.0 - nbytes / peak)
+    return f"{nbytes:,} bytes instead of {peak:,} (-{less:.1f} %) for {100.0 * more_time:.1f} % more modelled time"
 
 
 def chosen_echo(tape: Tape) -> frozenset[int]:
@@ -235,7 +235,7 @@ class _Echo:
         self.nbytes = program.nbytes
         self.may = ["echo" in work.rules for work in graph.works]
         self.inputs = graph.inputs
-        self.before = [[*(tape.makers[e] for e in ins), *graph.controls[n]] for n, ins in enumerate(graph.inputs)]
+        self.predecessors = [[*(tape.makers[e] for e in ins), *graph.controls[n]] for n, ins in enumerate(graph.inputs)]
         self.users: dict[int, set[int]] = {}
         """Nodes of both parts that read each entry when nothing is recomputed."""
         for nid in program.order:
@@ -245,7 +245,7 @@ class _Echo:
         self.readers = {e: [n for n in users if n in forward] for e, users in self.users.items()}
         self.followers: dict[int, list[int]] = {}
         for nid in tape.forward:
-            for source in dict.fromkeys(self.before[nid]):
+            for source in dict.fromkeys(self.predecessors[nid]):
                 self.followers.setdefault(source, []).append(nid)
         self.heads = list(dict.fromkeys(tape.makers[e] for e in graph.outputs if tape.makers[e] in forward))
         self.repeated: set[int] = set()
@@ -291,7 +291,7 @@ class _Echo:
         fresh.append(item)
         stack = [item]
         while stack:
-            for source in self.before[stack.pop()]:
+            for source in self.predecessors[stack.pop()]:
                 if source in inside:
                     continue
                 if self.may[source]:
@@ -309,11 +309,11 @@ class _Echo:
         outputs = set(self.heads)
         while stack:
             nid = stack.pop()
-            after = self.followers.get(nid, ())
-            if not self.may[nid] or nid in outputs or not after:
+            followers = self.followers.get(nid, ())
+            if not self.may[nid] or nid in outputs or not followers:
                 ends[nid] = None
                 continue
-            for follower in after:
+            for follower in followers:
                 if follower not in seen and follower not in inside:
                     seen.add(follower)
                     stack.append(follower)
@@ -329,7 +329,7 @@ class _Echo:
         undecided = {nid for nid in subgraph if may[nid] and nid not in self.repeated and nid not in stored}
 
         def ready(nid: int) -> bool:
-            return all(not may[m] or m in stored for m in self.before[nid])
+            return all(not may[m] or m in stored for m in self.predecessors[nid])
 
         frontier = {nid for nid in undecided if ready(nid)}
         while frontier:
@@ -349,7 +349,7 @@ class _Echo:
 
     def _groups(self, frontier: set[int]) -> list[list[int]]:
         """Return the frontier as connected components, in graph order; nodes that read one entry are connected."""
-        place = self.tape.place
+        position = self.tape.step_of
         leader: dict[int, int] = {nid: nid for nid in frontier}
 
         def lead(nid: int) -> int:
@@ -357,12 +357,12 @@ class _Echo:
                 leader[nid] = nid = leader[leader[nid]]
             return nid
 
-        first: dict[int, int] = {}
+        first_member: dict[int, int] = {}
         for nid in frontier:
             for e in self.inputs[nid]:
-                leader[lead(nid)] = lead(first.setdefault(e, nid))
+                leader[lead(nid)] = lead(first_member.setdefault(e, nid))
         groups: dict[int, list[int]] = {}
-        for nid in sorted(frontier, key=place.__getitem__):
+        for nid in sorted(frontier, key=position.__getitem__):
             groups.setdefault(lead(nid), []).append(nid)
         return list(groups.values())
 

@@ -15,7 +15,7 @@ from weftplan.errors import BudgetError, PlanError
 from weftplan.ops.fusion.relu import RELU
 from weftplan.planner import PlanOptions, plan_symbol, validate
 from weftplan.planner.options import RECOMPUTE
-from weftplan.planner.recompute.policies import chosen_echo
+from weftplan.planner.recompute.recompute_choice import chosen_echo
 from weftplan.planner.symbolic.pipeline import WORTH_A_FORM
 
 SHAPES = {"data": (4, 3, 10, 10), "softmax_label": (4,)}
