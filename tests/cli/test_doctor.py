@@ -188,3 +188,14 @@ class TestGroup:
         monkeypatch.setattr("weftplan.cli.doctor.command.command", command)
         result = run("doctor")
         assert (result.exit_code, result.output) == (1, "Error: fc1: expected (2, 3), got (3, 2)\n")
+
+
+def test_a_limit_of_blas_replaces_the_threads_that_it_would_start(monkeypatch):
+    """The threads of a busy context are workers times the limit of BLAS, or times BLAS's own number without a limit."""
+    from weftplan.cli.doctor import diagnosis
+
+    monkeypatch.setenv("MXNET_CPU_WORKER_NTHREADS", "2")
+    monkeypatch.setattr(diagnosis, "_native", lambda blas: 8)
+    for limit, threads in ((1, 2), (None, 16)):
+        monkeypatch.setattr(diagnosis, "_blas_limit", lambda limit=limit: (limit, "OPENBLAS_NUM_THREADS"))
+        assert diagnosis._load(16, [])["threads_per_context"] == threads

@@ -148,3 +148,16 @@ def test_an_executor_runs_under_the_engine_it_was_bound_under():
         executor.forward(data=np.ones(3, "float32"))
     assert executor.arg_dict["data"].asnumpy().tolist() == [0, 0, 0]
     np.testing.assert_allclose(executor.forward()[0].asnumpy(), np.ones(3))
+
+
+def test_shared_arguments_share_their_gradients():
+    """The gradient of a shared argument is that of the other executor; an argument that is not shared has its own."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="f")
+    first = net.simple_bind(mx.cpu(), data=(3, 4))
+    second = net.simple_bind(mx.cpu(), data=(5, 4), shared_arg_names=["f_weight"], shared_exec=first)
+    second.arg_dict["data"][:] = 1
+    second.forward(is_train=True)
+    second.backward(mx.nd.ones((5, 2)))
+    assert first.grad_dict["f_weight"].tolist() == [[5] * 4] * 2
+    assert second.grad_dict["f_bias"].tolist() == [5] * 2
+    assert first.grad_dict["f_bias"].tolist() == [0] * 2
