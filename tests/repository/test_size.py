@@ -18,7 +18,7 @@ LIMITS = {
     "tests/data": 2_991,
     "tests/device": 2_572,
     "tests/engine": 11_156,
-    "tests/executor": 5_976,
+    "tests/executor": 5_989,
     "tests/first_contact": 703,
     "tests/golden": 4_013,
     "tests/gpu": 80,
@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_987,
     "tests/support": 2_349,
     "tests/symbol": 1_859,
-    "tests/torch": 2_561,
+    "tests/torch": 2_675,
     "tests/training": 7_055,
     "weftplan/.": 1_855,
     "weftplan/cli": 5_687,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_475,
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_550,
-    "weftplan/torch": 4_017,
+    "weftplan/torch": 4_043,
     "weftplan/training": 10_873,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
