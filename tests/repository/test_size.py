@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_466,
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_549,
-    "weftplan/torch": 4_055,
+    "weftplan/torch": 4_058,
     "weftplan/training": 10_855,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
