@@ -21,6 +21,7 @@ import torch
 from weftplan.errors import PlanError
 from weftplan.torch.private import (
     EQUAL,
+    GROUPED,
     LIFT,
     READ,
     VALUES,
@@ -52,7 +53,7 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, *more: Any, **options: An
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=options.get("out_dtype"))
 
 
-FAKES = {torch.ops.aten._grouped_mm.default: _grouped_product}
+FAKES = {GROUPED: _grouped_product}
 """Operators whose fake kernels refuse what the real kernels take, with the functions that replace them."""
 
 
