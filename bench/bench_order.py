@@ -23,8 +23,8 @@ from pathlib import Path
 
 from weftplan.ops.core.schema import InplacePair
 from weftplan.planner import PlanOptions, plan_program, validate
+from weftplan.planner.choose_order import choose_order, deepest_first, lower_bound
 from weftplan.planner.liveness import dependencies
-from weftplan.planner.order import choose_order, deepest_first, lower_bound
 from weftplan.planner.program import VARIABLE, Graph, Program, Work
 
 ORDERS = Path(__file__).parent / "data" / "orders"

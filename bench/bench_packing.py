@@ -29,8 +29,8 @@ from packing_instances import KINDS, challenges, planted, rectangles, skewed_tra
 
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import check_packing, pack
-from weftplan.planner.packing.by_birth import pack_by_birth
 from weftplan.planner.packing.hard import search
+from weftplan.planner.packing.place_by_birth import pack_by_birth
 from weftplan.planner.packing.problem import peak_of, sectioned
 
 DATA = Path(__file__).parent / "data"

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from weftplan.cli.plan.command import command
-from weftplan.device.cards import CARDS, CHECKED, EXCHANGE, GIB, LIBRARIES, card_budget, context_range
+from weftplan.device.cards import CARDS, CHECKED, EXCHANGE, GIB, LIBRARIES, card_budget
+from weftplan.device.cuda_context import context_range
 from weftplan.errors import PlanError
 
 

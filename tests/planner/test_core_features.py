@@ -15,9 +15,9 @@ from weftplan.device.context import Context
 from weftplan.errors import PlanError
 from weftplan.planner import PlanOptions, validate
 from weftplan.planner.buffers import Buffers
+from weftplan.planner.choose_order import lazy_backward
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
 from weftplan.planner.liveness import dependencies, lifetimes
-from weftplan.planner.order import lazy_backward
 from weftplan.planner.program import VARIABLE, Graph, Program, Work
 from weftplan.planner.recompute import Tape, repeat
 from weftplan.planner.rewiring import repeatable

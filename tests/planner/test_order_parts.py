@@ -9,7 +9,7 @@ import pytest
 from tests.planner.plain_steps import Step, plan_steps, program_of_steps
 from tests.support.together import together
 from weftplan.planner import PlanOptions, validate
-from weftplan.planner.order import _Dependencies, _greedy_backwards, _greedy_forwards
+from weftplan.planner.choose_order import _Dependencies, _greedy_backwards, _greedy_forwards
 from weftplan.planner.program import Program
 
 

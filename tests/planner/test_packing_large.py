@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.packing_instances import KINDS, rectangles
-from weftplan.planner.packing import by_birth, check_packing, pack
-from weftplan.planner.packing.by_birth import pack_by_birth, pack_tall_first
+from weftplan.planner.packing import check_packing, pack, place_by_birth
 from weftplan.planner.packing.exact_neighbours import merge_exact_neighbours, unmerge
+from weftplan.planner.packing.place_by_birth import pack_by_birth, pack_tall_first
 from weftplan.planner.packing.problem import sectioned
 
 few_buffers = st.lists(
@@ -39,7 +39,7 @@ def test_tall_first_is_valid_for_any_number_of_tall_buffers(rows: list[tuple[int
     """The packing is valid if none, some or all buffers count as tall."""
     lower, upper, size = np.array(rows, np.int64).T
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_birth, "NUM_TALL", tall)
+        patch.setattr(place_by_birth, "NUM_TALL", tall)
         offsets = pack_tall_first(sectioned(lower, upper, size, np.arange(len(rows))))
     check_packing(lower, upper, size, offsets)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weftplan import models
 from weftplan.planner import PlanOptions, plan_symbol
 from weftplan.planner.packing import Precedence, check_packing, reuse_edges
-from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
+from weftplan.planner.packing.place_from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.problem import Problem, peak_of, sectioned
 
 NO_LIMIT = 1 << 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from weftplan.cli.options import json_option, model_argument
-from weftplan.cli.plan.card_answer import answer_for_card
+from weftplan.cli.plan.fits_answer import answer_for_card
 
 
 @click.command("fits", context_settings={"help_option_names": ["-h", "--help"]})

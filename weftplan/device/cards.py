@@ -5,7 +5,7 @@ A card sold as "8 GB" has 8 GiB. The CUDA context and library workspaces use par
 no state; any thread may call it. Sources:
 
 * Memory: the makers' product pages. With ECC, a card with GDDR memory reserves a sixteenth of it for check bits.
-* CUDA context: see :data:`ARCHITECTURES`.
+* CUDA context: :mod:`weftplan.device.cuda_context`.
 * cuBLAS: 32 MiB for each worker thread of the device (:mod:`weftplan.device.cublas`).
 * NCCL: 4 MiB for each channel and direction (its manual, ``NCCL_BUFFSIZE``), with up to 32 channels.
 """
@@ -13,23 +13,10 @@ no state; any thread may call it. Sources:
 from __future__ import annotations
 
 from weftplan.device.amounts import amount, bytes_of
+from weftplan.device.cuda_context import context_range
 from weftplan.errors import PlanError, did_you_mean
 
 GIB, MIB = 1 << 30, 1 << 20
-ARCHITECTURES = {
-    "volta": (("V100",), (300, 1000)),
-    "turing": (("T4", "RTX 20"), (300, 1000)),
-    "ampere": (("A10", "A100", "RTX 30"), (360, 1440)),
-    "ada": (("L4", "L40S", "RTX 40"), (360, 640)),
-    "hopper": (("H100", "H200"), (420, 640)),
-    "blackwell": (("RTX 50", "B200"), (420, 760)),
-}
-"""Prefixes of cards, and the MiB that a process takes outside its allocator: CUDA context, kernels and libraries.
-
-Sources: 300 to 400 MiB if kernels are loaded on first use, the default since CUDA 12, above 1,000 MiB without, before
-CUDA 11.7 (PyTorch's tracker, numbers 107667 and 109888); 636 MiB if all are loaded (PyTorch, pull request 86509);
-426 MiB on an RTX 6000 Ada (unsloth-zoo, number 1053, with PyTorch 2.10); about 1,430 MiB on an A100 (records of
-GPUMemNet, fitted). An end without a record is that of the next older kind."""
 LIBRARIES = 128 * MIB
 """Bytes of the workspaces of cuBLAS and cuDNN, for a few handles."""
 EXCHANGE = 2 * 32 * 4 * MIB
@@ -65,22 +52,6 @@ def card_memory(card: str) -> tuple[str, int]:
         raise PlanError(
             f"no card {card!r} is known; {hint}give its memory, such as 8GB, or one of {', '.join(CARDS)}"
         ) from None
-
-
-def architecture(card: str) -> str | None:
-    """Return the architecture of a card, whose longest prefix in the table decides; None for a size of memory."""
-    matches = [(len(p), arch) for arch, (prefixes, _) in ARCHITECTURES.items() for p in prefixes if card.startswith(p)]
-    return max(matches)[1] if matches else None
-
-
-def context_range(card: str) -> tuple[int, int]:
-    """Return the range of bytes outside the allocator; that of all architectures for a size of memory.
-
-    >>> [nbytes // MIB for nbytes in context_range("RTX 4090")]
-    [360, 640]
-    """
-    ranges = [ends for arch, (_, ends) in ARCHITECTURES.items() if architecture(card) in (arch, None)]
-    return min(low for low, _ in ranges) * MIB, max(high for _, high in ranges) * MIB
 
 
 def card_budget(card: str, devices: int = 1) -> tuple[int, str]:

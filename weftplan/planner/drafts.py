@@ -18,9 +18,9 @@ from weftplan.device.amounts import pasteable
 from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
+from weftplan.planner.choose_order import choose_order
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.order import choose_order
 from weftplan.planner.program import Graph, Program
 from weftplan.planner.spill import budget as spill
 from weftplan.planner.storage_assignment import Kind

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from weftplan.device.amounts import amount
-from weftplan.device.cards import architecture, card_memory, context_range
+from weftplan.device.cards import card_memory
+from weftplan.device.cuda_context import architecture, context_range
 from weftplan.errors import BudgetError, PlanError
 from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.allocator import Allocator, AllocatorSettings

@@ -11,7 +11,7 @@ from weftplan.device.amounts import amount
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.order import lazy_backward
+from weftplan.planner.choose_order import lazy_backward
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price, Tape, block_sets, curve, repeat
 from weftplan.planner.strategies import assignment

@@ -10,8 +10,8 @@ import pytest
 from weftplan import models
 from weftplan import symbol as sym
 from weftplan.planner import PlanOptions, plan_symbol, validate
+from weftplan.planner.choose_order import reversed_backward
 from weftplan.planner.options import RECOMPUTE
-from weftplan.planner.order import reversed_backward
 from weftplan.planner.recompute import Tape
 from weftplan.planner.recompute.segments import square_root
 from weftplan.planner.symbolic.node_seconds import node_seconds

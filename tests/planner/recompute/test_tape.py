@@ -10,7 +10,7 @@ import pytest
 
 from tests.planner.recompute.stepwise_cost import walk
 from weftplan import models
-from weftplan.planner.order import stepwise_forward
+from weftplan.planner.choose_order import stepwise_forward
 from weftplan.planner.recompute import Tape
 from weftplan.planner.symbolic.node_seconds import node_seconds
 

@@ -31,8 +31,8 @@ from weftplan.cli.options import (
 )
 from weftplan.cli.plan import output as plan_output
 from weftplan.cli.plan.batches import Make, largest, micro_batches, what_to_type
-from weftplan.cli.plan.card_answer import answer_for_card
 from weftplan.cli.plan.compare import Row, compare, curve
+from weftplan.cli.plan.fits_answer import answer_for_card
 from weftplan.cli.plan.inputs import PlannedNetwork, load_network, parse_dtypes, parse_shapes, shape_advice
 from weftplan.cli.plan.torch_step import plan_step
 from weftplan.convert.onnx_in import OnnxFile

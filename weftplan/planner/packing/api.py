@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from weftplan.planner.packing import constrained
-from weftplan.planner.packing.by_birth import pack_by_birth, pack_tall_first
 from weftplan.planner.packing.constrained_problem import PackingProblem
 from weftplan.planner.packing.exact_neighbours import merge_exact_neighbours, unmerge
-from weftplan.planner.packing.from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.hard.search import MAX_CELLS, Allowance, improve, portfolio, table_cells
+from weftplan.planner.packing.place_by_birth import pack_by_birth, pack_tall_first
+from weftplan.planner.packing.place_from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.problem import (
     MANY,
     Deadline,

@@ -17,8 +17,8 @@ from functools import partial
 
 from weftplan.device.amounts import counted, pasteable
 from weftplan.errors import BudgetError
+from weftplan.planner.choose_order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.program import Program
 from weftplan.planner.recompute.ladder import Ladder, curve
 from weftplan.planner.recompute.segments import WINDOWS, square_root

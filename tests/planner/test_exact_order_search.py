@@ -9,9 +9,9 @@ import pytest
 
 from tests.planner.plain_steps import Step, program_of_steps
 from weftplan.planner import PlanOptions, plan_program, validate
+from weftplan.planner.choose_order import choose_order, lower_bound
+from weftplan.planner.exact_order_search import PartModel
 from weftplan.planner.liveness import dependencies
-from weftplan.planner.order import choose_order, lower_bound
-from weftplan.planner.order_search import PartModel
 from weftplan.planner.program import VARIABLE, Graph, Program, Work
 from weftplan.support.tensor_types import InplacePair
 

@@ -8,8 +8,8 @@ Nodes with effects that may not be repeated, such as draws from a generator with
 :func:`choose_order` is never worse than the original order. For the forward and the backward part in turn, its
 candidates are depth-first order with the deepest input first, greedy scheduling forwards (the next node leaves the
 fewest live bytes after it), greedy scheduling backwards (the last node leaves the fewest live bytes before it), and the
-result of a search (``order_search.py``) from the best of these. Before that, a short search may prove that the original
-order is optimal.
+result of a search (``exact_order_search.py``) from the best of these. Before that, a short search may prove that the
+original order is optimal.
 
 For recomputation, each forward node should run close to its readers. A depth-first order by input number may run many
 branches before the chain that reads them, such as all input projections of an unrolled recurrent network. No cut of
@@ -27,10 +27,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from weftplan.planner.buffers import Buffers
+from weftplan.planner.exact_order_search import MAX_WORK, PartModel
 from weftplan.planner.liveness import deferred, dependencies, scheduled
 from weftplan.planner.match_range import BlockPool
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.order_search import MAX_WORK, PartModel
 from weftplan.planner.program import Program
 from weftplan.planner.storage_assignment import assign
 from weftplan.support.post_order import deepest_first
