@@ -42,8 +42,8 @@ Effort = Literal["fast", "normal", "max"]
 # Maximum height of a sweep's packing, as a multiple of the floor: above it other methods do better.
 WORTH_A_SWEEP = 1.05
 
-MAX_SCANS = 25_000_000
-"""Maximum number of holes that the sweeps of one call look at; about two seconds."""
+MAX_SCANS = 50_000_000
+"""Maximum number of holes that the sweeps of one call look at; about four seconds."""
 
 WORTH_A_SECOND = 1.45
 """Ratio of the fallback's peak to the lower bound above which the tallest buffers are also placed first."""
