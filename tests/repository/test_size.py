@@ -52,7 +52,7 @@ LIMITS = {
     "weftplan/kvstore": 9_642,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_809,
-    "weftplan/ops": 26_964,
+    "weftplan/ops": 26_963,
     "weftplan/planner": 12_856,
     "weftplan/profiler": 780,
     "weftplan/report": 2_673,
