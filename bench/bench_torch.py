@@ -3,6 +3,7 @@
     python bench/bench_torch.py                       # estimates, budgets, planning time
     python bench/bench_torch.py budgets --only gpt unet
     python bench/bench_torch.py time                  # paired slowdowns at equal peaks; worth little on a busy machine
+    python bench/bench_torch.py prices                # extra time of budgets: modelled and measured
     python bench/bench_torch.py time --only unet resnet50 lstm
     python bench/bench_torch.py goals                 # public records, 43 cases, budgets, a billion parameters
     python bench/bench_torch.py budgets time --only gpt --inner inductor     # compiles for minutes; needs g++
@@ -42,6 +43,7 @@ from torch_models import MODELS, Layers, Llama, Text, ids
 
 from weftplan.errors import BudgetError
 from weftplan.torch import budget, estimate
+from weftplan.torch.choice import Plan
 from weftplan.torch.compilers import INNER, eager
 from weftplan.torch.fit import Budgeted, Partition
 from weftplan.torch.private_compile import aot_autograd
@@ -341,6 +343,34 @@ def bench_time(names: list[str]) -> None:
         print(f"geometric mean of ours / {how}: {statistics.geometric_mean(actual):.3f} over {len(actual)} models")
 
 
+def bench_prices(names: list[str]) -> None:
+    """Print the extra time of budgets as plans model it, and as the processor time of alternating steps."""
+    gaps = []
+    for name in names or MODELS:
+        plan = planned_loss(name)
+        parts = [
+            Partition(int(plan.plain - share * (plan.plain - plan.smallest)), inner=inner) for share in (0, 0.5, 1)
+        ]
+        wraps = [lambda loss, part=part: Budgeted(loss, part, fullgraph=True) for part in parts]
+        runs = [Trial(name, wrap).prepare() for wrap in (without_budget, *wraps)]
+        rows = [[seconds(run)[1] for run in runs] for _ in range(ROUNDS)]
+        base = statistics.median(row[1] / row[0] for row in rows)
+        print(f"{name:9} without recomputation / {inner}: {base:.3f}", flush=True)
+        for k, part in enumerate(parts[1:], 2):
+            modelled = 100 * part.plans[-1].more_time
+            measured = 100 * (statistics.median(row[k] / row[1] for row in rows) - 1)
+            gaps.append(abs(modelled - measured))
+            share = part.plans[-1].peak / plan.plain
+            print(f"{name:9} {share:.2f} of plain: modelled +{modelled:.1f}, measured {measured:+.1f} %", flush=True)
+    print(f"largest gap {max(gaps):.1f} points; within 5: {sum(gap <= 5 for gap in gaps)} of {len(gaps)}")
+
+
+def planned_loss(name: str) -> Plan:
+    """Return the plan of a model without a budget."""
+    module, args = MODELS[name][0](), MODELS[name][1]()
+    return planned(lambda x, y: F.cross_entropy(module(x), y), args)[1]
+
+
 def seconds(run: Callable[[], Any]) -> tuple[float, float]:
     """Return (wall seconds, CPU seconds) of one pass."""
     wall, used = time.perf_counter(), time.process_time()
@@ -361,13 +391,8 @@ def bench_goals(names: list[str]) -> None:
             subprocess.run([sys.executable, Path(__file__).parent / "torch_cards.py", name], check=True)
 
 
-PARTS = {
-    "goals": bench_goals,
-    "estimates": bench_estimates,
-    "budgets": bench_budgets,
-    "planning": bench_planning,
-    "time": bench_time,
-}
+PARTS = {"goals": bench_goals, "estimates": bench_estimates, "budgets": bench_budgets, "planning": bench_planning}
+PARTS |= {"time": bench_time, "prices": bench_prices}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

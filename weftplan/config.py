@@ -1,4 +1,4 @@
-"""Typed access to every environment variable, through one table (:mod:`weftplan._variables`).
+"""Typed access to every environment variable, through one table (:mod:`weftplan.default_settings`).
 
 Settings of process-wide objects (engine, pools, thread counts) are read with :func:`process`: once, when the object is
 created. Settings of a plan or an executor are read with :func:`get` at every bind. An unset or empty variable has its
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
+from weftplan.default_settings import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning
 from weftplan.locks import Lock, consistent_in_children
 

@@ -5,6 +5,7 @@ It writes a line of JSON to file descriptor 3 at the begin and the end of each t
 spawn import it again.
 """
 
+import ast
 import builtins
 import contextlib
 import importlib
@@ -167,6 +168,31 @@ def old_numpy():
     for name, value in old.items():
         if name not in np.__dict__:
             setattr(np, name, value)
+    arange = np.arange
+
+    def wrapping(*args, dtype=None, **more):
+        try:
+            return arange(*args, dtype=dtype, **more)
+        except OverflowError:  # until NumPy 2, -5 as uint8 was 251
+            return arange(*args, dtype=np.int64, **more).astype(dtype)
+
+    np.arange = wrapping
+
+
+class OldIndices(ast.NodeTransformer):
+    """Pass each index in a test file through :func:`as_old_index`; NumPy took a list of slices as a tuple of them."""
+
+    def visit_Subscript(self, node):
+        self.generic_visit(node)
+        if not isinstance(node.slice, (ast.Slice, ast.Tuple, ast.Constant)):
+            call = ast.Call(ast.Name("_as_old_index", ast.Load()), [node.slice], [])
+            node.slice = ast.copy_location(call, node.slice)
+        return node
+
+
+def as_old_index(index):
+    """Return a list that contains slices as a tuple, and any other index as it is."""
+    return tuple(index) if type(index) is list and any(isinstance(part, slice) for part in index) else index
 
 
 def old_scipy():
@@ -311,7 +337,9 @@ def main(path, only):
         if TREE:
             # ``common.py`` puts MXNet's own Python on the path, so import test_utils, and its imports, before it.
             importlib.import_module("mxnet.test_utils")
-        spec.loader.exec_module(module)
+        module.__dict__["_as_old_index"] = as_old_index
+        tree = ast.fix_missing_locations(OldIndices().visit(ast.parse(Path(path).read_text(), path)))
+        exec(compile(tree, path, "exec"), module.__dict__)
     except BaseException as error:
         traceback.print_exc()
         say(kind="broken", why=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -10,7 +10,7 @@
   off.
 """
 
-from weftplan.storage.chunks import ChunkPool, up
+from weftplan.storage.mergeable_chunks import ChunkPool, up
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.support import sources
 from tests.support.together import together
 from weftplan import config
-from weftplan._variables import TABLE, UNUSED_HERE, Variable, When
+from weftplan.default_settings import TABLE, UNUSED_HERE, Variable, When
 from weftplan.errors import ConfigError, ConfigWarning, MXNetError
 
 THREAD_COUNTS = sorted(variable.name for variable in TABLE if variable.name.endswith("_NTHREADS"))
@@ -37,7 +37,7 @@ def named_by_modules() -> set[str]:
     """Return the variables whose names occur in modules of the package, as a string or composed of parts."""
     named = set()
     for path in Path(config.__file__).parent.rglob("*.py"):
-        if path.name in {"config.py", "_variables.py"} or path.parent.name == "cli":
+        if path.name in {"config.py", "default_settings.py"} or path.parent.name == "cli":
             continue
         for node in sources.found(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

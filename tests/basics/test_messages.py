@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import weftplan as mx
 from weftplan import config, models
-from weftplan._variables import TABLE
 from weftplan.cli import main
+from weftplan.default_settings import TABLE
 from weftplan.errors import BudgetError, ConfigWarning, MXNetError
 
 

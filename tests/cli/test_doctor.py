@@ -14,9 +14,9 @@ from click.testing import CliRunner
 import weftplan
 from tests import standin_cupy
 from weftplan import cli, config
-from weftplan._variables import TABLE
 from weftplan.cli.doctor.command import _lines, environment_markdown
 from weftplan.cli.doctor.diagnosis import diagnose
+from weftplan.default_settings import TABLE
 from weftplan.errors import ShapeError
 from weftplan.support import blas_threads
 

@@ -218,7 +218,7 @@ def test_fit_raises_an_error_of_a_custom_layer(driver, where):
 
 
 def test_each_executor_has_operators_of_its_own():
-    """What an operator object stores is the executor's, as in MXNet: not that of another one bound from the symbol."""
+    """What an operator object stores is the executor's, as in MXNet: not that of another executor of the symbol."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
         self.calls = getattr(self, "calls", 0) + 1

@@ -70,7 +70,7 @@ def test_exceptions_and_retries() -> None:
 
 
 def test_outputs_and_gradients_are_compared() -> None:
-    """Checks of symbols pass for right numbers and fail for wrong ones.
+    """Checks of symbols pass for right numbers and fail for wrong numbers.
 
     Gradients are checked for ``write``, ``add`` and ``null``.
     """

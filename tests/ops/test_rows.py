@@ -174,6 +174,12 @@ def test_arithmetic_of_arrays_is_one_ufunc(dtype: str):
         assert kernel.function(np, [kind, kind], kind) is getattr(np, name)
 
 
+def test_bools_take_functions_without_a_loop_of_bools():
+    """Squares and quotients of bools are computed in another dtype, and converted."""
+    x, y = mx.nd.array([True, False], dtype=bool), mx.nd.array([True, True], dtype=bool)
+    assert mx.nd.square(x).asnumpy().tolist() == mx.nd.elemwise_div(x, y).asnumpy().tolist() == [True, False]
+
+
 def test_exponent_of_bools_is_converted():
     """The exponent 2 of bools is True, that is 1, so the gradient is the output gradient."""
     op, g, x = registry.get("_backward_power_scalar"), np.array([True, True, False]), np.array([True, False, True])

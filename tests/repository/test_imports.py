@@ -46,7 +46,7 @@ LAYERS = (
     {"device"},
     {"support"},
     {"config"},
-    {"_variables"},
+    {"default_settings"},
     {"errors", "locks"},
 )
 """Layers from top to bottom, as in ARCHITECTURE.md: a module imports only from lower layers and its own part.

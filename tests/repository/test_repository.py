@@ -218,7 +218,7 @@ def test_import_starts_nothing():
     code = (
         "import sys, threading, weftplan\n"
         "parts = {name.split('.')[1] for name in sys.modules if name.startswith('weftplan.')}\n"
-        "print(sorted(parts - {'_variables', 'config', 'device', 'errors', 'locks', 'support'}),\n"
+        "print(sorted(parts - {'default_settings', 'config', 'device', 'errors', 'locks', 'support'}),\n"
         "      threading.active_count(),\n"
         "      [name for name in ('cupy', 'scipy', 'matplotlib', 'mpi4py') if name in sys.modules])"
     )

@@ -11,7 +11,7 @@ import pytest
 import weftplan as mx
 from weftplan.device import cpu, get
 from weftplan.ndarray import small_calls
-from weftplan.storage import AutoGrowth, NaivePool, chunks, ledger, recording
+from weftplan.storage import AutoGrowth, NaivePool, ledger, mergeable_chunks, recording
 from weftplan.support.slots import MAKE_ROOM
 
 
@@ -34,7 +34,7 @@ def test_pool_survives_the_end_of_recording(make, monkeypatch):
     pool = make() if make is not AutoGrowth else AutoGrowth(get(cpu()))
     lying = Ending("recorder", recording.StorageRecorder(100), recording)
     monkeypatch.setattr(ledger, "recording", lying)
-    monkeypatch.setattr(chunks, "recording", lying)
+    monkeypatch.setattr(mergeable_chunks, "recording", lying)
     for _ in range(6):
         held = [pool.allocate(nbytes) for nbytes in (100, 100, 5000, 3 << 20)]
         for allocation in held:

@@ -34,7 +34,7 @@ def test_a_file_with_unknown_operators_is_read_and_written() -> None:
 
 
 def test_unused_outputs_of_unknown_operators_are_counted() -> None:
-    """The table of a file says how many outputs an unknown operator has, also if no node reads the last ones."""
+    """The table of a file says how many outputs an unknown operator has, also if no node reads the last of them."""
     graph = json.loads(network())
     rows = graph["node_row_ptr"]
     position = [node["name"] for node in graph["nodes"]].index("odd")

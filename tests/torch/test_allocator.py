@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftplan.errors import BudgetError, PlanError
-from weftplan.torch.allocator import MIB, Allocator, Settings
+from weftplan.torch.allocator import MIB, Allocator, AllocatorSettings
 
-EXPANDABLE = Settings(expandable_segments=True)
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
 def reserved_for(*sizes: int, **options: Any) -> int:
@@ -101,7 +101,7 @@ def test_streams_do_not_share_blocks() -> None:
 
 def test_max_split_size_keeps_large_blocks_whole() -> None:
     """Blocks above the size are not split, smaller requests do not take them, and larger requests only nearly whole."""
-    settings = Settings(max_split_size=100 * MIB)
+    settings = AllocatorSettings(max_split_size=100 * MIB)
     for freed, asked, total in ((200, 50, 250), (200, 185, 200), (200, 150, 350)):
         allocator = Allocator(settings=settings)
         allocator.free(allocator.allocate(freed * MIB))
@@ -113,7 +113,7 @@ def test_garbage_collection_releases_old_segments() -> None:
     """Above the threshold the older of two free segments is released before a new segment is made."""
     reserved = []
     for threshold in (0.0, 0.5):
-        allocator = Allocator(limit=100 * MIB, settings=Settings(garbage_collection_threshold=threshold))
+        allocator = Allocator(limit=100 * MIB, settings=AllocatorSettings(garbage_collection_threshold=threshold))
         old, new = allocator.allocate(30 * MIB), allocator.allocate(28 * MIB)
         allocator.free(old)
         allocator.free(allocator.allocate(512))
@@ -151,11 +151,11 @@ def test_expandable_segments_release_pages() -> None:
 def test_settings_are_parsed() -> None:
     """Known keys are read; unknown keys, keys that are not modelled and bad values are refused with the key."""
     text = "expandable_segments:True, max_split_size_mb:64,garbage_collection_threshold:0.8"
-    assert Settings.parse(text) == Settings(True, 64 * MIB, 0.8)
-    assert Settings.parse("") == Settings()
+    assert AllocatorSettings.parse(text) == AllocatorSettings(True, 64 * MIB, 0.8)
+    assert AllocatorSettings.parse("") == AllocatorSettings()
     for bad in ("expandable_segment:True", "backend:cudaMallocAsync", "max_split_size_mb:x", "max_split_size_mb:8"):
         with pytest.raises(PlanError, match="PYTORCH_CUDA_ALLOC_CONF"):
-            Settings.parse(bad)
+            AllocatorSettings.parse(bad)
 
 
 class Slow:

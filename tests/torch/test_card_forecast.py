@@ -75,6 +75,33 @@ def test_a_step_that_does_not_fit_names_batch_and_budget() -> None:
     assert any("budget" in line for line in answer.advice)
 
 
+def test_the_largest_batch_does_not_depend_on_the_batch_asked() -> None:
+    """Two batches that do not fit have one answer, of which the next larger batch in the list does not fit."""
+    answers = []
+    for asked in (40_000, 100_000):
+        with torch.device("meta"):
+            model, x = nn.Sequential(*[nn.Linear(256, 256) for _ in range(16)]), torch.empty(asked, 256)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        answers.append(fits(lambda x, model=model: model(x).sum(), x, card="1.9GB", optimizer=optimizer).largest_batch)
+    assert answers[0] == answers[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda x: f"{x.sum():.3f}", "NumPy or to text"),
+        (lambda x: x.detach().numpy(), "NumPy or to text"),
+        ((lambda rows: lambda x: next(rows))(t for t in [1]), "generators"),
+        (lambda x: F.embedding(x.long(), torch.ones(9, 4).requires_grad_(), sparse=True).sum(), "sparse tensor"),
+        (lambda x: x.cuda().sum().item(), "loss.item"),
+    ],
+)
+def test_mistakes_in_a_step_have_a_sentence(step: Any, message: str) -> None:
+    """Values that go to NumPy or text, generators and sparse gradients are named with the way round."""
+    with pytest.raises(PlanError, match=message):
+        fits(step, torch.ones(4, requires_grad=True), card="24GB")
+
+
 def test_dropout_saves_bytes_and_attention_no_scores() -> None:
     """On a card dropout saves one byte for each element, and attention with dropout saves no matrix of scores."""
     x = torch.empty(4096, 1024, requires_grad=True)
@@ -121,10 +148,13 @@ def test_the_table_can_be_extended() -> None:
     [
         ({"card": "RTX 409"}, "did you mean 'RTX 4090'"),
         ({"card": "200MB"}, "the CUDA context alone takes"),
-        ({"card": "24GB", "conf": "expandable:True"}, "'expandable' is unknown"),
+        ({"card": 24}, "a name or a size as text"),
+        ({"card": "24GB", "conf": "expandable:True"}, "'expandable' is unknown: did you mean 'expandable_segments'"),
+        ({"card": "24GB", "conf": "max_split_size_mb:x"}, "expected max_split_size_mb above 20"),
+        ({"card": "24GB", "optimizer": torch.optim.AdamW}, "got the class AdamW"),
     ],
 )
-def test_bad_input_is_refused(options: dict[str, str], message: str) -> None:
+def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
     """Unknown cards and settings, and cards smaller than the context, are refused in one sentence."""
     with pytest.raises(PlanError, match=message):
         fits(lambda x: x.sum(), torch.empty(4, requires_grad=True), **options)

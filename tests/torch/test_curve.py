@@ -126,3 +126,18 @@ def test_command_refuses_invalid_steps(module: str, name: str, message: str) -> 
     actual = run(name)
     assert actual.exit_code == 2
     assert message in actual.output
+
+
+def test_attention_and_functions_have_their_time() -> None:
+    """The time of the CPU's fused attention grows with the square of the length; a function costs its elements."""
+    from weftplan.torch.seconds import modelled
+
+    aten = torch.ops.aten
+    seconds = []
+    for length in (512, 2048):
+        q = torch.empty(1, 8, length, 64)
+        results = q, q[..., 0]
+        seconds.append(modelled(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, q, q), {}, results))
+    assert seconds[1] > 8 * seconds[0]
+    x = torch.empty(1 << 20)
+    assert modelled(aten.gelu.default, (x,), {}, x) >= modelled(aten.relu.default, (x,), {}, x)

@@ -166,7 +166,44 @@ def states_of_checkpoints() -> Made:
     return step, (torch.randn(32, 16),)
 
 
+def wrapped_optimizer() -> Made:
+    """An optimizer in an object that passes calls on, as those of the library accelerate."""
+
+    class Wrapper(torch.optim.Optimizer):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        param_groups = property(lambda self: self.inner.param_groups)
+        state = property(lambda self: self.inner.state)
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step(closure)
+
+    model = nn.Linear(256, 256)
+    optimizer = Wrapper(torch.optim.AdamW(model.parameters()))
+
+    def step(x: Any) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.inner.zero_grad()
+
+    return step, (torch.randn(32, 256),)
+
+
+def grouped_products() -> Made:
+    """Products of groups of rows in float32, as of routed experts."""
+    weights, ends = torch.randn(3, 64, 64, requires_grad=True), torch.tensor([10, 20, 32], dtype=torch.int32)
+
+    def step(x: Any) -> None:
+        torch.nn.functional.grouped_mm(x, weights, offs=ends).square().mean().backward()
+        weights.grad = None
+
+    return step, (torch.randn(32, 64),)
+
+
 KINDS = [
+    wrapped_optimizer,
+    grouped_products,
     recurrent_layers,
     states_of_checkpoints,
     loss_in_a_buffer,
@@ -306,6 +343,38 @@ def test_the_graph_of_an_input_is_not_the_steps_own() -> None:
     step = budget(lambda x: model(x).sum(), "1MB")
     step(before(before(x))).backward()
     assert before[0].weight.grad is not None
+
+
+def test_inputs_may_be_views_of_one_tensor() -> None:
+    """Two arguments that share a storage are both saved for the backward pass, and gradients equal those without."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    x, y = torch.randn(2, 4, 8)
+
+    def loss(x: Any, y: Any) -> Any:
+        return F.mse_loss(model(x), y) + (model(y) * x).sum()
+
+    loss(x, y).backward()
+    gradients = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    step = budget(loss, "1MB")
+    step(x, y).backward()
+    tight = budget(loss, step.plans[0].smallest)
+    model.zero_grad()
+    tight(x, y).backward()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_the_smallest_budget_of_an_error_works() -> None:
+    """The error of a budget that the optimizer's step exceeds names a budget that the whole step keeps."""
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(512, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(BudgetError, match="smallest budget that works is") as caught:
+        budget(lambda x: model(x).sum(), "1kB", optimizer=optimizer)(x)
+    smallest = caught.value.smallest
+    assert smallest is not None
+    with pytest.raises(BudgetError, match=f"smallest budget that works is {smallest}"):
+        budget(lambda x: model(x).sum(), smallest - 1, optimizer=optimizer)(x)
+    budget(lambda x: model(x).sum(), smallest, optimizer=optimizer)(x).backward()
 
 
 def test_unread_parameters_count() -> None:

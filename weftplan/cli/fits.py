@@ -23,6 +23,7 @@ def command(model: str, card: str, conf: str | None, as_json: bool) -> None:
     MODEL is FILE.py:function or package.module:function. The function takes no arguments and returns (step, arguments)
     or (loss, arguments, optimizer). Models may be built under torch.device("meta").
 
-    The exit code is 0 if the step fits, 1 if it does not, and 2 if that cannot be said.
+    The exit code is 0 if the step fits, 1 if it does not, and 2 if that cannot be said: the step or an option is wrong,
+    or the card's memory lies within the stated ranges ("may fit").
     """
     answer_for_card(model, card, conf, as_json=as_json)

@@ -34,7 +34,7 @@ def dependencies(program: Program) -> list[list[int]]:
     written = overwritten(program)
     readers: dict[int, list[int]] = {e: [] for e in written}
     for nid in program.order:
-        needs = dict.fromkeys([*(makers[e] for e in graph.inputs[nid]), *graph.controls[nid]])
+        needs = dict.fromkeys([*map(makers.__getitem__, graph.inputs[nid]), *graph.controls[nid]])
         for e in graph.inputs[nid]:
             if e in states:
                 needs[touched.get(e, nid)] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
-from weftplan.storage.chunks import ChunkPool, up
+from weftplan.storage.mergeable_chunks import ChunkPool, up
 from weftplan.support.array_types import RawArray
 
 

@@ -21,7 +21,7 @@ from weftplan.errors import OutOfMemoryError
 from weftplan.locks import ReentrantLock, consistent_in_children
 from weftplan.storage import recording, relief
 from weftplan.storage.base import Allocation, Resource, Segment, Statistics, checked_size, wrong_free
-from weftplan.storage.free_lists import LIST_LIMIT, Entry, FreeList, FreeLists, by_order
+from weftplan.storage.exact_size_lists import LIST_LIMIT, Entry, FreeList, FreeLists, by_order
 from weftplan.storage.recording import address_of
 from weftplan.storage.report import report
 from weftplan.storage.stream_order import StreamOrder, free_after

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from weftplan.device.base import Device
 from weftplan.errors import ConfigError, OutOfMemoryError
-from weftplan.storage.chunks import ChunkBlock, ChunkPool, up
+from weftplan.storage.mergeable_chunks import ChunkBlock, ChunkPool, up
 from weftplan.support.array_types import RawArray
 
 HEADER = 64

@@ -42,7 +42,7 @@ IGNORED += ("pinned_num_register_threads", "pinned_use_background_threads", "gra
 
 
 @dataclass(frozen=True)
-class Settings:
+class AllocatorSettings:
     """The modelled settings of ``PYTORCH_CUDA_ALLOC_CONF``."""
 
     expandable_segments: bool = False
@@ -50,13 +50,13 @@ class Settings:
     garbage_collection_threshold: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> Settings:
+    def parse(cls, text: str) -> AllocatorSettings:
         """Return the settings of a value of ``PYTORCH_CUDA_ALLOC_CONF``.
 
         Raises:
             PlanError: a key is unknown or not modelled, or a value is invalid.
 
-        >>> Settings.parse("expandable_segments:True,max_split_size_mb:128").max_split_size
+        >>> AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:128").max_split_size
         134217728
         """
         values: dict[str, str] = {}
@@ -82,14 +82,14 @@ class Settings:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class Range:
     """A range of a segment: used, free and listed in its pool, or without memory (in an expandable segment)."""
 
     address: int
     size: int
     pool: Pool
-    before: Block | None = None
-    after: Block | None = None
+    before: Range | None = None
+    after: Range | None = None
     used: bool = False
     mapped: bool = True
     freed: int = 0
@@ -99,9 +99,9 @@ class Block:
         """Return whether the block has memory and is not used."""
         return self.mapped and not self.used
 
-    def cut(self, size: int) -> Block:
+    def cut(self, size: int) -> Range:
         """Shorten the block to ``size`` and return the rest, a new block after it."""
-        rest = Block(self.address + size, self.size - size, self.pool, self, self.after, mapped=self.mapped)
+        rest = Range(self.address + size, self.size - size, self.pool, self, self.after, mapped=self.mapped)
         if self.after is not None:
             self.after.before = rest
         self.after, self.size = rest, size
@@ -121,15 +121,15 @@ class Pool:
     """Free blocks of one kind and stream, sorted by size and address."""
 
     is_small: bool
-    free: list[tuple[int, int, Block]] = field(default_factory=list)
-    first: Block | None = None
+    free: list[tuple[int, int, Range]] = field(default_factory=list)
+    first: Range | None = None
     """The first block of the expandable segment."""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: Range) -> None:
         """List a free block."""
         bisect.insort(self.free, (block.size, block.address, block))
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: Range) -> None:
         """Take a block from the list."""
         del self.free[bisect.bisect_left(self.free, (block.size, block.address))]
 
@@ -142,13 +142,13 @@ class Allocator:
         settings: the settings of the allocator.
     """
 
-    def __init__(self, limit: int | None = None, settings: Settings | None = None) -> None:
-        self.limit, self.settings = limit, settings or Settings()
+    def __init__(self, limit: int | None = None, settings: AllocatorSettings | None = None) -> None:
+        self.limit, self.settings = limit, settings or AllocatorSettings()
         self.reserved = self.allocated = self.peak_reserved = self.peak_allocated = self.retries = 0
         self._pools: dict[tuple[bool, int], Pool] = {}
         self._segments = self._requests = 0
 
-    def allocate(self, nbytes: int, stream: int = 0) -> Block | None:
+    def allocate(self, nbytes: int, stream: int = 0) -> Range | None:
         """Return a block of at least ``nbytes``; None for 0 bytes, which take no memory.
 
         Raises:
@@ -169,7 +169,7 @@ class Allocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def free(self, block: Block | None) -> None:
+    def free(self, block: Range | None) -> None:
         """Free a block and merge it with its free neighbours."""
         if block is None:
             return
@@ -183,7 +183,7 @@ class Allocator:
             for _, _, block in list(pool.free):
                 self._release(block)
 
-    def _list(self, block: Block) -> None:
+    def _list(self, block: Range) -> None:
         """Merge a block with its free neighbours, and list it."""
         if block.after is not None and block.after.is_free():
             block.pool.remove(block.after)
@@ -201,7 +201,7 @@ class Allocator:
             return rest >= UNIT
         return rest > SMALL and (self.settings.max_split_size is None or size < self.settings.max_split_size)
 
-    def _take(self, pool: Pool, size: int) -> Block | None:
+    def _take(self, pool: Pool, size: int) -> Range | None:
         """Return the smallest free block that may be used for a request, out of its list."""
         k = bisect.bisect_left(pool.free, (size,))
         if k == len(pool.free):
@@ -218,21 +218,21 @@ class Allocator:
         del pool.free[k]
         return block
 
-    def _new_segment(self, pool: Pool, size: int) -> Block:
+    def _new_segment(self, pool: Pool, size: int) -> Range:
         need = SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT if size < LARGE_REQUEST else _up(size, ROUNDING)
         if not pool.is_small:
             self._collect()
         self._reserve(need, size)
         self._segments += 1
-        return Block(self._segments * GAP, need, pool)
+        return Range(self._segments * GAP, need, pool)
 
-    def _expand(self, pool: Pool, size: int) -> Block:
+    def _expand(self, pool: Pool, size: int) -> Range:
         """Return a block of an expandable segment at the first gap that has room, with pages mapped into it."""
         page = SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT
         block = _gap(pool, size)
         if block is None:
             self._segments += 1
-            block = pool.first = Block(self._segments * GAP, GAP >> 1, pool, mapped=False)
+            block = pool.first = Range(self._segments * GAP, GAP >> 1, pool, mapped=False)
         if block.is_free():
             pool.remove(block)
         else:
@@ -249,7 +249,7 @@ class Allocator:
             block.absorb_next()
         return block
 
-    def _map(self, gap: Block, need: int, size: int) -> Block:
+    def _map(self, gap: Range, need: int, size: int) -> Range:
         """Map ``need`` bytes at the begin of a block without memory; return them as a block in no list."""
         self._reserve(need, size)
         if need < gap.size:
@@ -276,7 +276,7 @@ class Allocator:
     def _lacks(self, need: int) -> bool:
         return self.limit is not None and self.reserved + need > self.limit
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: Range) -> None:
         """Return a free block that is a whole segment, or the whole pages inside it, to the device."""
         pool = block.pool
         if not self.settings.expandable_segments:
@@ -342,17 +342,17 @@ def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _growable(block: Block) -> int:
+def _growable(block: Range) -> int:
     return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
 
 
-def _gap(pool: Pool, size: int) -> Block | None:
+def _gap(pool: Pool, size: int) -> Range | None:
     """Return the first block of a run of free and unmapped blocks, one of them unmapped, that has ``size`` bytes."""
     block = pool.first
     while block is not None:
         if not block.mapped:
             start = block.before if block.before is not None and block.before.is_free() else block
-            total, end = 0, cast("Block | None", start)
+            total, end = 0, cast("Range | None", start)
             while end is not None and total < size and not end.used:
                 total, end = total + end.size, end.after
             if total >= size:

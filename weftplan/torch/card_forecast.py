@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,11 @@ from weftplan.device.amounts import amount
 from weftplan.device.cards import architecture, card_memory, context_range
 from weftplan.errors import BudgetError, PlanError
 from weftplan.support.keyword_errors import known_keywords
-from weftplan.torch.allocator import Allocator, Settings
+from weftplan.torch.allocator import Allocator, AllocatorSettings
 from weftplan.torch.card_rules import CONVOLUTIONS, PRODUCTS, CardFunctions, CardKernels, use_foreach
 from weftplan.torch.prediction import PARTS, check_optimizer, check_step, record
 from weftplan.torch.reach import reached_tensors
-from weftplan.torch.trace import Trace
+from weftplan.torch.trace import StepTrace
 
 MIB = 1 << 20
 STEPS = 32
@@ -122,7 +122,7 @@ def fits(
     check_step(step)
     check_optimizer(optimizer)
     name, memory = card_memory(card)
-    settings = Settings.parse(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if conf is None else conf)
+    settings = AllocatorSettings.parse(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if conf is None else conf)
     context = context_range(name)
     if context[0] >= memory:
         raise PlanError(
@@ -179,14 +179,17 @@ class _Whole:
         out = self.function(*args)
         # A step that differentiates its loss has released the graph; only a fresh loss can be differentiated.
         if isinstance(out, torch.Tensor) and out.requires_grad:
-            with suppress(RuntimeError) if self.optimizer is None else nullcontext():
+            try:
                 (out if out.dim() == 0 else out.sum()).backward()
+            except RuntimeError as error:
+                if self.optimizer is not None or "a second time" not in str(error):
+                    raise
         del out
         if self.optimizer is not None:
             self.optimizer.step()
 
 
-def _traced(whole: _Whole, args: Any) -> tuple[CardKernels, Trace, set[str]]:
+def _traced(whole: _Whole, args: Any) -> tuple[CardKernels, StepTrace, set[str]]:
     """Return the kernels that were seen, the trace of a few steps, and the recurrent functions."""
     kernels, functions = CardKernels(), CardFunctions()
     options: dict[str, Any] = {"kernels": kernels, "prepare": use_foreach}
@@ -199,7 +202,7 @@ def _traced(whole: _Whole, args: Any) -> tuple[CardKernels, Trace, set[str]]:
     return kernels, trace, functions.seen
 
 
-def requests(trace: Trace, *, cublas: int, convolutions: bool) -> list[tuple[int, int]]:
+def requests(trace: StepTrace, *, cublas: int, convolutions: bool) -> list[tuple[int, int]]:
     """Return the requests of a trace in order: (block, bytes) allocates a block, and (block, -1) frees it.
 
     Args:
@@ -238,7 +241,7 @@ def requests(trace: Trace, *, cublas: int, convolutions: bool) -> list[tuple[int
     return out
 
 
-def replay(asked: list[tuple[int, int]], settings: Settings, limit: int | None = None) -> Allocator:
+def replay(asked: list[tuple[int, int]], settings: AllocatorSettings, limit: int | None = None) -> Allocator:
     """Return the allocator after all requests; ``limit`` is the number of bytes that may be reserved.
 
     Raises:
@@ -253,7 +256,7 @@ def replay(asked: list[tuple[int, int]], settings: Settings, limit: int | None =
     return allocator
 
 
-def _smallest(asked: list[tuple[int, int]], settings: Settings, free: Allocator) -> int:
+def _smallest(asked: list[tuple[int, int]], settings: AllocatorSettings, free: Allocator) -> int:
     """Return the smallest limit, in steps of 2 MiB, under which requests succeed; ``free`` ran without a limit."""
     low, high = free.peak_allocated // (2 * MIB), -(-free.peak_reserved // (2 * MIB))
     while low < high:
@@ -267,7 +270,7 @@ def _smallest(asked: list[tuple[int, int]], settings: Settings, free: Allocator)
     return high * 2 * MIB
 
 
-def _parts(trace: Trace, run: Allocator, cublas: int) -> dict[str, int]:
+def _parts(trace: StepTrace, run: Allocator, cublas: int) -> dict[str, int]:
     """Return the bytes by part at the peak of a trace's tensors, and bytes that the allocator adds."""
     live = trace.live()
     at = trace.start + max(range(len(live)), key=live.__getitem__)
@@ -293,7 +296,9 @@ def _with_batch(args: Any, batch: int) -> Iterator[Any]:
         yield t.new_empty((batch, *t.shape[1:]), requires_grad=t.requires_grad) if tensor else t
 
 
-def _largest_batch(whole: _Whole, args: Any, settings: Settings, cublas: int, room: int, known: int) -> int | None:
+def _largest_batch(
+    whole: _Whole, args: Any, settings: AllocatorSettings, cublas: int, room: int, known: int
+) -> int | None:
     """Return the largest batch whose step survives in ``room`` bytes; 0: none; None: the arguments have no batch.
 
     Only the batches of :func:`_batch_of` are tried, so that the answer does not depend on the batch that was asked.

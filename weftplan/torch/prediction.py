@@ -26,7 +26,7 @@ from weftplan.support.keyword_errors import known_keywords
 from weftplan.torch.private import READ, VALUES, FakeTensorMode
 from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import Copies
-from weftplan.torch.trace import Kernels, Recorder, Trace
+from weftplan.torch.trace import Kernels, Recorder, StepTrace
 
 EXTREMES = ("max", "min", "median", "nanmedian")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -50,7 +50,7 @@ class Estimate:
     """(operator, bytes) of results of the step that are alive at the peak: the ten largest, the largest first."""
     unseen: dict[str, str]
     """Operators whose scratch is not counted, each with the reason."""
-    trace: Trace = field(repr=False)
+    trace: StepTrace = field(repr=False)
 
     def __str__(self) -> str:
         """Return the estimate as a few lines of text."""
@@ -149,14 +149,14 @@ def record(
     warm: int = 1,
     repeats: int = 1,
     prepare: Callable[[list[torch.optim.Optimizer]], None] | None = None,
-) -> Trace:
+) -> StepTrace:
     """Return the trace of some steps on fake tensors; the last steps are steady.
 
     Args:
         step, args: as for :func:`estimate`.
         kernels: the bytes of kernels.
         functions: a mode that is active while the step runs.
-        warm: the number of steps before :attr:`Trace.start`; more run until every optimizer has stepped.
+        warm: the number of steps before :attr:`StepTrace.start`; more run until every optimizer has stepped.
         repeats: how often the optimizers step after that.
         prepare: is called with the copied optimizers before the first step.
     """
@@ -279,7 +279,7 @@ def _plain_errors(what: str) -> Iterator[None]:
         advice = (
             "leave that out of the step, such as loss.item(), or put it after the step"
             if error.func is READ
-            else "pass the lengths as tuples of integers, not as tensors"
+            else "its memory depends on the lengths: forecast the step with scores.mean() in its place"
             if "ctc_loss" in str(error.func)
             else "its result depends on values, as lengths, masks or the routing of experts: let the step call an "
             "operator whose result has the shape of the largest case"
@@ -332,7 +332,7 @@ def _purposes(copies: Copies) -> Iterator[tuple[torch.Tensor, str]]:
             yield tensor, "inputs"
 
 
-def report(trace: Trace, kernels: Kernels) -> Estimate:
+def report(trace: StepTrace, kernels: Kernels) -> Estimate:
     """Return the estimate of a trace, from its attribute ``start`` on."""
     live = trace.live()
     at = trace.start + (max(range(len(live)), key=live.__getitem__) if live else 0)

@@ -23,6 +23,8 @@ READ = torch.ops.aten._local_scalar_dense.default
 """The operator that reads the value of a tensor."""
 EQUAL = torch.ops.aten.equal.default
 """The operator that compares two tensors; the result is a value."""
+GROUPED = torch.ops.aten._grouped_mm.default
+"""The operator that multiplies groups of rows, columns or matrices."""
 LIFT = torch.ops.aten.lift_fresh.default
 """The operator that wraps the result of ``torch.tensor``, whose allocation no mode sees, in a fake tensor."""
 OPERATORS = ("torch._ops", "torch._library", "torch._C")

@@ -19,7 +19,7 @@ from weftplan.support.progress import Progress
 from weftplan.support.quiet_stderr import without_stderr
 from weftplan.torch.private import FakeTensor, memory_events, profiler_enabled, tensors_in, tree_map, without_modes
 from weftplan.torch.seconds import least
-from weftplan.torch.trace import Kernel
+from weftplan.torch.trace import KernelBytes
 
 OPAQUE = ("miopen", "cudnn", "workspace", "reserve", "quantized", "sparse", "fbgemm", "nested")
 """Parts of names of operators that may crash on made-up values. These are not run, and their scratch is unseen."""
@@ -39,14 +39,14 @@ class Probes:
     """Counts the measured calls on the terminal."""
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
+    def kernel(self, target: Any, args: Any, kwargs: Any) -> KernelBytes:
         """Return the measured bytes of a call: nothing if they are unknown."""
         value = self._value(target, args, kwargs, "kernel", _kernel)
         if value is None:
             name = str(target)
             self.unseen[name] = self.unseen.get(name, 0) + 1
-            return Kernel()
-        return Kernel(*value)
+            return KernelBytes()
+        return KernelBytes(*value)
 
     def seconds(self, target: Any, args: Any, kwargs: Any) -> float | None:
         """Return the seconds of a call; None if unknown."""
@@ -126,12 +126,12 @@ def _real_arguments(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return complete(*positional), keywords
 
 
-def _kernel(target: Any, args: Any, kwargs: Any) -> Kernel:
+def _kernel(target: Any, args: Any, kwargs: Any) -> KernelBytes:
     """Return the larger of two measurements, because the profiler sometimes loses an event."""
     return max(kernel_once(target, args, kwargs) for _ in range(2))
 
 
-def kernel_once(target: Any, args: Any, kwargs: Any) -> Kernel:
+def kernel_once(target: Any, args: Any, kwargs: Any) -> KernelBytes:
     """Return the measured bytes of a call on real tensors."""
     device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
     before = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
@@ -150,7 +150,7 @@ def kernel_once(target: Any, args: Any, kwargs: Any) -> Kernel:
     # A kernel may return a small result in a larger buffer, as the CPU's losses do; the buffer lives with the result.
     nbytes = [0 if buffer.data_ptr() in before else buffer.nbytes() for buffer in buffers]
     results = {buffer.data_ptr(): n for buffer, n in zip(buffers, nbytes, strict=True)}
-    return Kernel(max(0, int(peak - sum(results.values()))), nbytes or [0] * len(tensors_in(out)))
+    return KernelBytes(max(0, int(peak - sum(results.values()))), nbytes or [0] * len(tensors_in(out)))
 
 
 def _seconds(target: Any, args: Any, kwargs: Any) -> float:

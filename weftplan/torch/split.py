@@ -38,12 +38,16 @@ def split(
         outputs: the number of the graph's outputs that are outputs of the forward part.
     """
     states = {joint.random[node]: node for node in joint.random}
-    saved, drawn = [], []
+    inputs: dict[int, list[torch.fx.Node]] = {}  # several inputs may be views of one storage
+    for node in joint.inputs:
+        for r in joint.results.of(node):
+            inputs.setdefault(r, []).append(node)
+    saved, drawn = list[torch.fx.Node](), []
     for r in saved_results(joint, twice):
         if r in states:
             drawn.append(states[r].name)
         else:
-            saved.append(_node_of(joint, r))
+            saved += inputs.get(r) or [_node_of(joint, r)]
     forward, backward = extract_modules(
         module,
         saved,

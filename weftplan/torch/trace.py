@@ -21,6 +21,7 @@ import torch
 from weftplan.errors import PlanError
 from weftplan.torch.private import (
     EQUAL,
+    GROUPED,
     LIFT,
     READ,
     VALUES,
@@ -52,11 +53,11 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, *more: Any, **options: An
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=options.get("out_dtype"))
 
 
-FAKES = {torch.ops.aten._grouped_mm.default: _grouped_product}
+FAKES = {GROUPED: _grouped_product}
 """Operators whose fake kernels refuse what the real kernels take, with the functions that replace them."""
 
 
-class Kernel(NamedTuple):
+class KernelBytes(NamedTuple):
     """The bytes of a call that its fake result does not show."""
 
     scratch: int = 0
@@ -71,7 +72,7 @@ class Kernels(Protocol):
     unseen: dict[str, int]
     """Number of calls of each operator whose scratch is unknown."""
 
-    def kernel(self, target: Any, args: Any, kwargs: Any) -> Kernel:
+    def kernel(self, target: Any, args: Any, kwargs: Any) -> KernelBytes:
         """Return the bytes of a call."""
 
 
@@ -89,7 +90,7 @@ class Call:
 
 
 @dataclass
-class Trace:
+class StepTrace:
     """The calls of several steps in order, and lists of facts by storage number."""
 
     calls: list[Call] = field(default_factory=list)
@@ -183,7 +184,7 @@ class Recorder(DispatchMode):
 
     def __init__(self, kernels: Kernels | None = None) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = StepTrace()
         self.kernels = kernels
         self._number: dict[int, int] = {}
         self._node: tuple[tuple[str, int], int] | None = None
@@ -228,7 +229,9 @@ class Recorder(DispatchMode):
         now, name = len(trace.calls), str(func)
         reads = [] if func is LIFT else [self.storage(t, -1) for t in tensors]
         self._measuring = True
-        kernel = self.kernels.kernel(func, args, kwargs) if self.kernels is not None and func is not LIFT else Kernel()
+        kernel = (
+            self.kernels.kernel(func, args, kwargs) if self.kernels is not None and func is not LIFT else KernelBytes()
+        )
         self._measuring = False
         try:
             out = FAKES.get(func, func)(*args, **kwargs)

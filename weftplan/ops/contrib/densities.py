@@ -45,22 +45,25 @@ class _Density:
     parameter."""
 
 
-def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> Any:
+def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> RawArray:
     binomial = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
-    return binomial + k * xp.log(p) + x * xp.log(1 - p)
+    density: RawArray = binomial + k * xp.log(p) + x * xp.log(1 - p)
+    return density
 
 
-def _negative_binomial_slopes(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> tuple[Any, ...]:
+def _negative_binomial_slopes(
+    xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray
+) -> tuple[None, RawArray, RawArray]:
     return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
 
 
-def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[Any, ...]:
+def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[None, RawArray, RawArray]:
     k, p = 1 / alpha, 1 / (mu * alpha + 1)
     _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
     return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
 
 
-def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[Any, ...]:
+def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
     scaled = (x - mu) / sigma
     return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
 

@@ -28,6 +28,7 @@ Kind = DType | Literal["float", "real"] | None
 bfloat16; "real": the dtype of the arrays. "float" and "real" mean float64 for integers."""
 BOOL = np.dtype(bool)
 Method = Callable[[Any, object], Any]
+ExprMethod = Callable[["Expr", object], "Expr"]
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 TESTS = ("isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not")
@@ -67,7 +68,7 @@ def _quotient(a: Any, b: Any) -> Any:
         return math.copysign(math.inf, a) * math.copysign(1.0, b) if a else math.nan
 
 
-def _scalar_methods(function: Callable[[Any, Any], object]) -> tuple[Method, Method]:
+def _scalar_methods(function: Callable[..., object]) -> tuple[Method, Method]:
     """Return the methods of an operator of scalars: for the left and for the right operand."""
 
     def left(self: Scalar, other: object) -> object:
@@ -76,7 +77,7 @@ def _scalar_methods(function: Callable[[Any, Any], object]) -> tuple[Method, Met
     return left, lambda self, other: Scalar.call(function, other, self)
 
 
-def _expression_methods(name: str) -> tuple[Callable[[Any, object], Expr], Callable[[Any, object], Expr]]:
+def _expression_methods(name: str) -> tuple[ExprMethod, ExprMethod]:
     """Return the methods of an operator of expressions: for the left and for the right operand."""
     return lambda self, other: Expr(name, self, other), lambda self, other: Expr(name, other, self)
 

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from weftplan import device
-from weftplan.storage import NaivePool, free_lists
+from weftplan.storage import NaivePool, exact_size_lists
 
 
 class Breaking:
@@ -36,9 +36,9 @@ def test_interrupted_write_off_loses_no_memory(monkeypatch, where):
     for held in [pool.allocate(5000) for _ in range(4)]:
         pool.free(held)
     if where == "within":
-        monkeypatch.setattr(free_lists, "islice", one_then_interrupted)
+        monkeypatch.setattr(exact_size_lists, "islice", one_then_interrupted)
     else:
-        monkeypatch.setattr(free_lists, "min", Breaking(min, 1 if where == "before" else 4), raising=False)
+        monkeypatch.setattr(exact_size_lists, "min", Breaking(min, 1 if where == "before" else 4), raising=False)
     with pytest.raises(KeyboardInterrupt):
         pool.free(pool.allocate(4999))
     monkeypatch.undo()
@@ -56,11 +56,11 @@ def test_arrays_freed_at_once_are_reused_without_lock():
     """A thousand small arrays that are freed together serve the next thousand without the pool's lock."""
     pool = NaivePool(device.get(device.cpu()))
     for _ in range(3):
-        for held in [pool.allocate(64) for _ in range(free_lists.LIST_LIMIT)]:
+        for held in [pool.allocate(64) for _ in range(exact_size_lists.LIST_LIMIT)]:
             pool.free(held)
     taken = []
     pool.take_block = lambda nbytes: taken.append(nbytes)
-    for held in [pool.allocate(64) for _ in range(free_lists.LIST_LIMIT)]:
+    for held in [pool.allocate(64) for _ in range(exact_size_lists.LIST_LIMIT)]:
         pool.free(held)
     assert taken == []
 
@@ -73,11 +73,11 @@ def test_written_off_memory_is_scanned_once():
             pool.free(held)
     looked = []
     pool.free(pool.allocate(9000))
-    whole = free_lists._counted
+    whole = exact_size_lists._counted
     try:
-        free_lists._counted = lambda free_list: looked.append(len(free_list)) or whole(free_list)
+        exact_size_lists._counted = lambda free_list: looked.append(len(free_list)) or whole(free_list)
         for nbytes in range(9001, 9101):
             pool.free(pool.allocate(nbytes))
     finally:
-        free_lists._counted = whole
+        exact_size_lists._counted = whole
     assert sum(number > 1 for number in looked) <= 1
