@@ -52,7 +52,7 @@ LIMITS = {
     "weftplan/kvstore": 9_642,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_809,
-    "weftplan/ops": 26_971,
+    "weftplan/ops": 26_970,
     "weftplan/planner": 12_856,
     "weftplan/profiler": 780,
     "weftplan/report": 2_673,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_475,
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_550,
-    "weftplan/torch": 4_043,
+    "weftplan/torch": 4_046,
     "weftplan/training": 10_873,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.

@@ -75,7 +75,7 @@ class StepBuilder:
         self._entries: dict[int, NDArray] = dict(external)
         self._written: set[int] = set()
         self._ranks = random_ranks(planned)
-        self._state: dict[Any, Any] = {}
+        self._state: dict[object, object] = {}
 
     def entry(self, eid: int) -> NDArray:
         """Return the array of an entry: an external array, or an array in planned memory."""

@@ -8,7 +8,6 @@ may use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class NodeCall:
         guarded: bool = False,
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
-        executor_state: dict[Any, Any] | None = None,
+        executor_state: dict[object, object] | None = None,
     ) -> None:
         if guarded:
             states = op.mutated(params)

@@ -213,7 +213,7 @@ class OpContext(Workspace):
         random_key: tuple[int, int] = (0, 0),
         recompute: bool = False,
         output_shapes: Sequence[Shape] = (),
-        executor_state: dict[Any, Any] | None = None,
+        executor_state: dict[object, object] | None = None,
     ) -> None:
         super().__init__(xp, workspace)
         self.is_train = is_train
@@ -222,7 +222,7 @@ class OpContext(Workspace):
         """Whether this call repeats a forward node in the backward pass; it updates no moving statistics then."""
         self.output_shapes = output_shapes
         """Shapes of all outputs, unwanted outputs (None) included; empty if every output is wanted."""
-        self.executor_state = {} if executor_state is None else executor_state
+        self.executor_state: dict[object, object] = {} if executor_state is None else executor_state
         """Objects that kernels keep between calls of one executor, by keys of their own; else empty in every call."""
 
     def memory_of(self, outputs: Arrays, index: int, dtype: DType) -> RawArray:
