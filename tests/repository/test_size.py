@@ -16,7 +16,7 @@ LIMITS = {
     "tests/convert": 1_274,
     "tests/cuda_on_host": 331,
     "tests/data": 2_991,
-    "tests/device": 2_572,
+    "tests/device": 2_573,
     "tests/engine": 11_156,
     "tests/executor": 5_989,
     "tests/first_contact": 703,
@@ -45,7 +45,7 @@ LIMITS = {
     "weftplan/compat": 2_896,
     "weftplan/convert": 2_630,
     "weftplan/data": 6_890,
-    "weftplan/device": 3_409,
+    "weftplan/device": 3_418,
     "weftplan/engine": 6_017,
     "weftplan/executor": 4_310,
     "weftplan/kernels": 11_957,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_475,
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_550,
-    "weftplan/torch": 4_046,
+    "weftplan/torch": 4_047,
     "weftplan/training": 10_873,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
