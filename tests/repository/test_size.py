@@ -41,7 +41,7 @@ LIMITS = {
     "tests/torch": 2_675,
     "tests/training": 7_055,
     "weftplan/.": 1_855,
-    "weftplan/cli": 5_687,
+    "weftplan/cli": 5_696,
     "weftplan/compat": 2_896,
     "weftplan/convert": 2_630,
     "weftplan/data": 6_890,

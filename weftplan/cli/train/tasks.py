@@ -71,8 +71,17 @@ class TrainingTask:
 def digits(
     network: str, batch_size: int, *, seed: int, rank: int, workers: int, lr: float | None, settings: dict[str, Any]
 ) -> TrainingTask:
-    """Return the task of a network on the handwritten digits; several processes share each batch."""
+    """Return the task of a network on the handwritten digits; several processes share each batch.
+
+    Raises:
+        ParameterError: a batch has no images, or more than the training data.
+    """
     split = load_digits(seed=seed)
+    if not 1 <= batch_size <= len(split.train_labels):  # the iterator would only be empty
+        raise ParameterError(
+            f"batch_size must be an integer in [1, {len(split.train_labels)}], the number of training images, "
+            f"got {batch_size}"
+        )
     train: DataIter = NDArrayIter(
         split.train_images, split.train_labels, batch_size, shuffle=True, last_batch_handle="discard"
     )
