@@ -263,6 +263,21 @@ def test_files_of_0_9_to_1_0() -> None:
     assert sym.load_json(json.dumps(data)).infer_shape(d=(2, 3))[1] == [(1,)]
 
 
+@pytest.mark.parametrize(("version", "expected"), [(903, '["one", {}]'), (904, None)])
+def test_default_initializers_of_old_files(version: int, expected: str | None) -> None:
+    """Files before 0.9.4 do not say how states begin, so the operator's default is added; later files say it."""
+    data: dict[str, Any] = {
+        "nodes": [{"op": "null", "name": name, "inputs": []} for name in ("d", "gamma", "beta", "mean", "var")]
+        + [{"op": "BatchNorm", "name": "bn", "attr": {}, "inputs": [[k, 0, 0] for k in range(5)]}],
+        "arg_nodes": [0, 1, 2, 3, 4],
+        "node_row_ptr": [0, 1, 2, 3, 4, 5, 8],
+        "heads": [[5, 0, 0]],
+        "attrs": {"mxnet_version": ["int", version]},
+    }
+    attrs = sym.load_json(json.dumps(data)).attr_dict()
+    assert attrs.get("var", {}).get("__init__") == expected
+
+
 def test_strings_survive() -> None:
     """Names and attributes with quotes, backslashes, control characters and other alphabets survive a round trip."""
     odd = 'a"b\\c\n\t\r ü 日本'
