@@ -145,7 +145,7 @@ class Rewrite:
             more_forward: number of steps added to the forward part.
 
         Raises:
-            PlanError: no output and no effect needs a node of ``order``.
+            PlanError: no output and no effect needs a node of ``order`` that is no repetition.
         """
         program, old, like = self._program, self._program.graph, self._like
         row, makers = [*self._row, len(like)], self.makers
@@ -154,6 +154,8 @@ class Rewrite:
             roots, inputs=self.inputs, controls=self._controls, row=row, makers=makers
         )
         source = [like[e] for e in old_entries]
+        # An earlier repetition whose readers all read a later one is not needed any more.
+        order = [n for n in order if number[n] >= 0 or n not in old.again]
         steps = [number[n] for n in order]
         if -1 in steps:
             missing = self._names[order[steps.index(-1)]]
@@ -252,6 +254,7 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
     makers = graph.entry_node
     changed = Rewrite(program)
     first_reader: dict[int, int] = {}
+    taken = {graph.names[nid] for nid in graph.again}  # names of earlier repetitions
 
     def redirected(nid: int) -> list[int]:
         """Return the inputs of a node, redirected to twins except in ignored slots."""
@@ -264,7 +267,10 @@ def repeat(program: Program, chosen: Collection[int]) -> Program:
         ]
 
     for nid in twins:
-        first_reader[nid] = changed.twin(nid, graph.names[nid] + SUFFIX, inputs=redirected(nid))
+        name = graph.names[nid] + SUFFIX
+        while name in taken:
+            name += SUFFIX
+        first_reader[nid] = changed.twin(nid, name, inputs=redirected(nid))
     for nid in program.backward:
         changed.inputs[nid] = redirected(nid)
     rank = {changed.makers[first_reader[nid]]: k for k, nid in enumerate(twins)}

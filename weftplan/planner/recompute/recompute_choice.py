@@ -20,6 +20,7 @@ from weftplan.errors import BudgetError
 from weftplan.planner.choose_order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
+from weftplan.planner.recompute.further_repeats import further_repeats
 from weftplan.planner.recompute.ladder import Ladder, curve
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
@@ -59,7 +60,7 @@ def apply(start: Draft, options: PlanOptions, *, cost: Cost, max_time: float | N
         )
     starts = _tapes(start, options, cost)
     if options.budget is not None:
-        return _within(start, starts, options, options.budget)
+        return _within(start, starts, options, options.budget, cost)
     policy = options.recompute
     if policy == "cheap" or max_time is not None:
         return _cheapest(start, starts, options, max_time=CHEAP_SHARE if max_time is None else max_time)
@@ -152,8 +153,8 @@ def _better_order(tapes: Sequence[Tape]) -> Tape:
     return tapes[0] if len(tapes) == 1 else min(tapes, key=lambda tape: square_root(tape, windows=WINDOWS[:1]).peak)
 
 
-def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: int) -> Draft:
-    """Return the fastest plan on the curve that fits the budget.
+def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: int, cost: Cost) -> Draft:
+    """Return the fastest plan on the curve that fits the budget, or below the curve one that repeats nodes once more.
 
     The curve does not depend on the budget, and its points are planned from the fastest to the slowest. So with a
     larger budget the search stops at the same point or earlier: time never rises with the budget.
@@ -176,6 +177,19 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
         if draft.memory.peak <= budget:
             note = _saved("budget", start, draft=draft, tape=tape, price=point)
             return replace(draft.slowed(_share(tape, point)), notes=(note,))
+    repeated_once = repeat(tape.program, points[-1].twins)
+    for program, peak, seconds in further_repeats(repeated_once, options, cost=cost):
+        if peak >= smallest.memory.peak:
+            continue
+        draft = plan_graph(program, options)
+        if draft.memory.peak < smallest.memory.peak:
+            smallest = draft
+        if draft.memory.peak <= budget:
+            again = Price(peak, points[-1].seconds + seconds, tuple(program.graph.again))
+            more = _share(tape, again)
+            note = f"recompute budget: {counted(len(again.twins), 'repetition')}, some nodes run more than twice, "
+            note += gain(draft.memory.peak, start.memory.peak, more_time=more)
+            return replace(draft.slowed(more), notes=(note,))
     needs = f"without recomputation and {smallest.memory.peak:,} with the most that was found"
     raise nothing_fits(start, budget, smallest=smallest.memory.peak, needs=needs)
 

@@ -1,0 +1,101 @@
+"""Repetition of nodes more than once, for budgets below every plan in which a node runs at most twice.
+
+A *cut* divides the backward part. Seen from the cut, the steps before it are a forward part, and the steps after it may
+compute its results again. So the search for one repetition also finds further ones: of a node that ran twice before the
+cut, and of a checkpoint that is idle for a while in the middle of the backward part. Each round tries several cuts
+behind the fullest step. It keeps the choice with the lowest peak and, among equal peaks, the fewest steps that reach
+it, until no cut improves this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from math import inf
+
+import numpy as np
+
+from weftplan.planner.options import PlanOptions
+from weftplan.planner.program import Program
+from weftplan.planner.recompute.ladder import Ladder, seed
+from weftplan.planner.recompute.tape import Price, Tape
+from weftplan.planner.rewiring import repeat
+from weftplan.planner.stop_request import asked
+from weftplan.planner.strategies import assignment
+
+CUTS = 12
+"""Maximum number of cuts of a round."""
+ROUNDS = 16
+"""Maximum number of rounds; for graphs of some ten layers two to six rounds reach the optimum."""
+PRICES = 1500
+"""Maximum number of prices of a cut, without the seeds of its search."""
+STEPS_PRICED = 100_000
+"""Maximum of prices times steps of a cut: some tenths of a second of Python."""
+TIES = 20
+"""Maximum number of choices of a cut with the same peak to compare by the number of their fullest steps."""
+
+
+def further_repeats(
+    program: Program, options: PlanOptions, *, cost: Callable[[Program], Sequence[float]]
+) -> Iterator[tuple[Program, int, float]]:
+    """Yield (program, peak, seconds): each program repeats nodes of the one before once more.
+
+    Peaks do not rise. A peak is that of live bytes, a lower bound of the plan; the seconds are those of all further
+    repetitions so far.
+
+    Args:
+        program: a training graph, in which nodes may be repeated already; only forward nodes are repeated.
+        options: the options of its plan.
+        cost: returns the seconds of each node.
+    """
+    begun, seconds = program.num_forward, 0.0
+    pure = {program.graph.origin[nid] for nid in program.forward}
+    for _ in range(ROUNDS):
+        price, live = _tape(program, begun, options, cost, pure).look(frozenset())
+        fullest = price.peak, int(np.count_nonzero(live == price.peak))
+        found: tuple[Price, Program] | None = None
+        first = max(int(np.argmax(live)) + 1, begun)
+        for cut in np.unique(np.linspace(first, len(program.order) - 1, CUTS, dtype=np.int64)).tolist():
+            if asked():
+                return
+            tape = _tape(program, cut, options, cost, pure)
+            for choice in _lowest(tape):
+                live = tape.look(choice.twins)[1]
+                rank = choice.peak, int(np.count_nonzero(live == choice.peak))
+                if rank < fullest:
+                    found, fullest = (choice, tape.program), rank
+        if found is None:
+            return
+        price, divided = found
+        program, seconds = _divided(repeat(divided, price.twins), begun), seconds + price.seconds
+        yield program, price.peak, seconds
+
+
+def _divided(program: Program, step: int) -> Program:
+    """Return the program with ``step`` steps in its forward part."""
+    divided = copy(program)
+    divided.num_forward = step
+    return divided
+
+
+def _tape(
+    program: Program, cut: int, options: PlanOptions, cost: Callable[[Program], Sequence[float]], pure: set[int]
+) -> Tape:
+    """Return the tape of a program divided at ``cut``; only nodes whose origin is in ``pure`` may be repeated."""
+    divided = _divided(program, cut)
+    tape = Tape(divided, assignment=assignment(divided, options), options=options, seconds=cost(divided))
+    tape.repeatable = [nid for nid in tape.repeatable if divided.graph.origin[nid] in pure]
+    return tape
+
+
+def _lowest(tape: Tape) -> list[Price]:
+    """Return the fastest of the choices with the lowest peak that a short search finds."""
+    ladder = Ladder(tape)
+    ladder.price(frozenset())
+    seed(ladder)
+    ladder.prices_left = min(PRICES, STEPS_PRICED // max(len(tape.program.order), 1))
+    for fine in (False, True):
+        ladder.climb_down(jump=False, fine=fine, max_seconds=inf)
+    lowest = min(price.peak for price in ladder.prices.values())
+    equal = [price for price in ladder.prices.values() if price.peak == lowest]
+    return sorted(equal, key=lambda price: (price.seconds, price.twins))[:TIES]
