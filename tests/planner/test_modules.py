@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PLANNER = Path(__file__).parents[2] / "weftplan" / "planner"
-KEPT = {"stopping.py: _asked", "options.py: _read"}
+KEPT = {"stop_request.py: _asked", "options.py: _read"}
 """The exceptions: the handler that stops a search, and the cached options of an environment."""
 CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "remove", "clear", "discard"}
 

@@ -12,7 +12,7 @@ LIMITS = {
     "weftplan.engine": 52,
     "weftplan.tasks": 69,
     "weftplan.storage": 47,
-    "weftplan.planner": 65,
+    "weftplan.planner": 64,
     "weftplan.symbol": 52,
     "weftplan.ndarray": 131,
     "weftplan.kvstore": 148,

@@ -44,7 +44,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc, valid-type]
         return False
 
 
-TESTED = ("2.13",)
+TESTED = ("2.13", "2.14")
 """Tested versions of PyTorch, as ``major.minor``."""
 
 

@@ -107,9 +107,9 @@ def test_plans_below_one_repetition_compute_the_same_bits() -> None:
     origins = [node.mirror_of for node in plan.graph.nodes if node.mirror_of is not None]
     assert len(origins) > len({id(origin) for origin in origins})
     gradients = []
-    for options in (PlanOptions(), options):
+    for chosen in (PlanOptions(), options):
         mx.random.seed(7)
-        executor = net.simple_bind(mx.cpu(), **shapes, options=options)
+        executor = net.simple_bind(mx.cpu(), **shapes, options=chosen)
         rng = np.random.default_rng(3)
         for array in executor.arg_arrays:
             array[:] = rng.standard_normal(array.shape).astype(np.float32)

@@ -159,7 +159,7 @@ extern "C" __global__ void join_pieces(const unsigned long long* keys, const A* 
 def keys_scratch(count: int) -> tuple[Shape, DType]:
     """Return the shape and dtype of the array that :func:`sort` needs for ``count`` keys: a power of two.
 
-    >>> room(5)
+    >>> keys_scratch(5)
     ((8,), dtype('uint64'))
     """
     return (1 << max(1, (count - 1).bit_length()),), KEY

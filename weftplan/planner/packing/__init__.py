@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from weftplan.planner.packing.api import pack, pack_problem
-from weftplan.planner.packing.check_packing import check_packing, check_problem
 from weftplan.planner.packing.constrained_problem import PackingProblem
+from weftplan.planner.packing.packing_check import check_packing, check_problem
 from weftplan.planner.packing.problem import Packing, PackingError
 from weftplan.planner.packing.reuse import Precedence, reuse_edges
 

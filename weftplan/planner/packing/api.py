@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from weftplan.planner.packing import constrained
 from weftplan.planner.packing.constrained_problem import PackingProblem
-from weftplan.planner.packing.exact_neighbours import merge_exact_neighbours, unmerge
 from weftplan.planner.packing.hard.search import MAX_CELLS, Allowance, improve, portfolio, table_cells
 from weftplan.planner.packing.place_by_birth import pack_by_birth, pack_tall_first
 from weftplan.planner.packing.place_from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
@@ -346,6 +345,9 @@ class Incumbent:
 
     def _improve_merged(self, allowance: Allowance) -> bool:
         """Pack merged buffers, if merging removes at least half of the buffers; return whether it does."""
+        # Loaded here, because most parts reach their bound without it.
+        from weftplan.planner.packing.exact_neighbours import merge_exact_neighbours, unmerge
+
         merged, rounds = merge_exact_neighbours(self.part)
         if 2 * len(merged) > len(self.part):
             return False

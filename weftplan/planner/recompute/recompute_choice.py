@@ -20,7 +20,6 @@ from weftplan.errors import BudgetError
 from weftplan.planner.choose_order import lazy_backward, reversed_backward, stepwise_forward
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program
-from weftplan.planner.recompute.further_repeats import further_repeats
 from weftplan.planner.recompute.ladder import Ladder, curve
 from weftplan.planner.recompute.segments import WINDOWS, square_root
 from weftplan.planner.recompute.tape import Price, Tape
@@ -177,6 +176,9 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
         if draft.memory.peak <= budget:
             note = _saved("budget", start, draft=draft, tape=tape, price=point)
             return replace(draft.slowed(_share(tape, point)), notes=(note,))
+    # Loaded here, because few budgets are so small.
+    from weftplan.planner.recompute.further_repeats import further_repeats
+
     repeated_once = repeat(tape.program, points[-1].twins)
     for program, peak, seconds in further_repeats(repeated_once, options, cost=cost):
         if peak >= smallest.memory.peak:
