@@ -23,14 +23,16 @@ from weftplan.planner.rewiring import repeat
 from weftplan.planner.stop_request import asked
 from weftplan.planner.strategies import assignment
 
-CUTS = 12
-"""Maximum number of cuts of a round."""
+MAX_CUTS, MIN_CUTS, CUT_STEPS = 12, 3, 1200
+"""Bounds of the number of cuts of a round, and the number times the steps of the program."""
 ROUNDS = 16
 """Maximum number of rounds; for graphs of some ten layers two to six rounds reach the optimum."""
 PRICES = 1500
 """Maximum number of prices of a cut, without the seeds of its search."""
 STEPS_PRICED = 100_000
-"""Maximum of prices times steps of a cut: some tenths of a second of Python."""
+"""Maximum of prices times steps of a cut, without the seeds of its search: some tenths of a second of Python."""
+TOTAL_STEPS_PRICED = 8_000_000
+"""No round begins after this number of prices times steps: about ten seconds of Python."""
 TIES = 20
 """Maximum number of choices of a cut with the same peak to compare by the number of their fullest steps."""
 
@@ -50,16 +52,23 @@ def further_repeats(
     """
     begun, seconds = program.num_forward, 0.0
     pure = {program.graph.origin[nid] for nid in program.forward}
+    spent = 0
     for _ in range(ROUNDS):
+        if spent > TOTAL_STEPS_PRICED:
+            return
         price, live = _tape(program, begun, options, cost, pure).look(frozenset())
         fullest = price.peak, int(np.count_nonzero(live == price.peak))
         found: tuple[Price, Program] | None = None
         first = max(int(np.argmax(live)) + 1, begun)
-        for cut in np.unique(np.linspace(first, len(program.order) - 1, CUTS, dtype=np.int64)).tolist():
+        last = len(program.order) - 1
+        count = max(MIN_CUTS, min(MAX_CUTS, CUT_STEPS // len(program.order)))
+        for cut in np.unique(np.linspace(first, last, count, dtype=np.int64)).tolist():
             if asked():
                 return
             tape = _tape(program, cut, options, cost, pure)
-            for choice in _lowest(tape):
+            choices, prices = _lowest(tape)
+            spent += prices * len(program.order)
+            for choice in choices:
                 live = tape.look(choice.twins)[1]
                 rank = choice.peak, int(np.count_nonzero(live == choice.peak))
                 if rank < fullest:
@@ -88,8 +97,8 @@ def _tape(
     return tape
 
 
-def _lowest(tape: Tape) -> list[Price]:
-    """Return the fastest of the choices with the lowest peak that a short search finds."""
+def _lowest(tape: Tape) -> tuple[list[Price], int]:
+    """Return the fastest of the choices with the lowest peak that a short search finds, and its number of prices."""
     ladder = Ladder(tape)
     ladder.price(frozenset())
     seed(ladder)
@@ -98,4 +107,4 @@ def _lowest(tape: Tape) -> list[Price]:
         ladder.climb_down(jump=False, fine=fine, max_seconds=inf)
     lowest = min(price.peak for price in ladder.prices.values())
     equal = [price for price in ladder.prices.values() if price.peak == lowest]
-    return sorted(equal, key=lambda price: (price.seconds, price.twins))[:TIES]
+    return sorted(equal, key=lambda price: (price.seconds, price.twins))[:TIES], len(ladder.prices)

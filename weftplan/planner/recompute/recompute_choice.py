@@ -179,9 +179,10 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
     # Loaded here, because few budgets are so small.
     from weftplan.planner.recompute.further_repeats import further_repeats
 
-    repeated_once = repeat(tape.program, points[-1].twins)
-    for program, peak, seconds in further_repeats(repeated_once, options, cost=cost):
-        if peak >= smallest.memory.peak:
+    larger = list[tuple[Program, int]]()
+    for program, peak, seconds in further_repeats(repeat(tape.program, points[-1].twins), options, cost=cost):
+        if peak > budget:
+            larger.append((program, peak))
             continue
         draft = plan_graph(program, options)
         if draft.memory.peak < smallest.memory.peak:
@@ -192,6 +193,12 @@ def _within(start: Draft, tapes: Sequence[Tape], options: PlanOptions, budget: i
             note = f"recompute budget: {counted(len(again.twins), 'repetition')}, some nodes run more than twice, "
             note += gain(draft.memory.peak, start.memory.peak, more_time=more)
             return replace(draft.slowed(more), notes=(note,))
+    for program, peak in reversed(larger):  # they yield the smallest budget that the error names
+        if peak >= smallest.memory.peak:
+            break
+        draft = plan_graph(program, options)
+        if draft.memory.peak < smallest.memory.peak:
+            smallest = draft
     needs = f"without recomputation and {smallest.memory.peak:,} with the most that was found"
     raise nothing_fits(start, budget, smallest=smallest.memory.peak, needs=needs)
 
