@@ -53,7 +53,7 @@ LIMITS = {
     "weftplan/models": 634,
     "weftplan/ndarray": 6_809,
     "weftplan/ops": 26_970,
-    "weftplan/planner": 12_997,
+    "weftplan/planner": 12_999,
     "weftplan/profiler": 780,
     "weftplan/report": 2_673,
     "weftplan/rnn": 1_243,

@@ -21,6 +21,7 @@ from weftplan.planner.recompute.ladder import Ladder, seed
 from weftplan.planner.recompute.tape import Price, Tape
 from weftplan.planner.rewiring import repeat
 from weftplan.planner.stop_request import asked
+from weftplan.planner.storage_assignment import Assignment
 from weftplan.planner.strategies import assignment
 
 MAX_CUTS, MIN_CUTS, CUT_STEPS = 12, 3, 1200
@@ -56,7 +57,8 @@ def further_repeats(
     for _ in range(ROUNDS):
         if spent > TOTAL_STEPS_PRICED:
             return
-        price, live = _tape(program, begun, options, cost, pure).look(frozenset())
+        shared, costs = assignment(program, options), cost(program)  # neither depends on the cut
+        price, live = _tape(program, begun, shared, options, costs, pure).look(frozenset())
         fullest = price.peak, int(np.count_nonzero(live == price.peak))
         found: tuple[Price, Program] | None = None
         first = max(int(np.argmax(live)) + 1, begun)
@@ -65,7 +67,7 @@ def further_repeats(
         for cut in np.unique(np.linspace(first, last, count, dtype=np.int64)).tolist():
             if asked():
                 return
-            tape = _tape(program, cut, options, cost, pure)
+            tape = _tape(program, cut, shared, options, costs, pure)
             choices, prices = _lowest(tape)
             spent += prices * len(program.order)
             for choice in choices:
@@ -88,11 +90,11 @@ def _divided(program: Program, step: int) -> Program:
 
 
 def _tape(
-    program: Program, cut: int, options: PlanOptions, cost: Callable[[Program], Sequence[float]], pure: set[int]
+    program: Program, cut: int, shared: Assignment, options: PlanOptions, costs: Sequence[float], pure: set[int]
 ) -> Tape:
     """Return the tape of a program divided at ``cut``; only nodes whose origin is in ``pure`` may be repeated."""
     divided = _divided(program, cut)
-    tape = Tape(divided, assignment=assignment(divided, options), options=options, seconds=cost(divided))
+    tape = Tape(divided, assignment=shared, options=options, seconds=costs)
     tape.repeatable = [nid for nid in tape.repeatable if divided.graph.origin[nid] in pure]
     return tape
 
