@@ -41,7 +41,7 @@ Effort = Literal["fast", "normal", "max"]
 # Maximum height of a sweep's packing, as a multiple of the floor: above it other methods do better.
 WORTH_A_SWEEP = 1.05
 
-MAX_SCANS = 50_000_000
+MAX_SCANS = 20_000_000
 """Maximum number of holes that the sweeps of one call look at; about four seconds."""
 
 WORTH_A_SECOND = 1.45
@@ -284,23 +284,22 @@ class Incumbent:
     def swept(self) -> bool:
         """Sweep outwards from the peak until a packing is low enough; return whether one is.
 
-        In a first round every sweep stops as soon as it exceeds the peak that is low enough. If all fail, a second
-        round allows `WORTH_A_SWEEP` times the floor. For a small part only the floor itself is low enough.
+        A sweep stops as soon as it exceeds `WORTH_A_SWEEP` times the floor. For a small part only the floor itself is
+        low enough.
         """
         enough = self.floor if self.is_small else self.enough
         tries = len(VARIANTS) if self.is_small else 2
-        for highest in (int(enough), int(self.floor * WORTH_A_SWEEP)):
-            for order in (None,) if self.order is None else (self.order, None):
-                for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
-                    if self.peak <= enough:
-                        return True
-                    limit = min(self.peak - 1, highest)
-                    sweep = self._sweep(variant, limit, order)
-                    if sweep is None and order is not None:
-                        self._none_below = limit
-                    elif sweep is not None:
-                        self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
-                        self._waits = None if order is None else sweep[1]
+        for order in (None,) if self.order is None else (self.order, None):
+            for variant in variants_of(self.part, tries) if order is None else VARIANTS[:1]:
+                if self.peak <= enough:
+                    return True
+                limit = min(self.peak - 1, int(self.floor * WORTH_A_SWEEP))
+                sweep = self._sweep(variant, limit, order)
+                if sweep is None and order is not None:
+                    self._none_below = limit
+                elif sweep is not None:
+                    self.offsets, self.peak = sweep[0], peak_of(self.part, sweep[0])
+                    self._waits = None if order is None else sweep[1]
         return self.peak <= enough
 
     def _sweep(self, variant: Variant, limit: int, order: Precedence | None) -> tuple[Int64, int] | None:

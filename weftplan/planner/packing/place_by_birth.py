@@ -9,12 +9,13 @@ range instead of the lowest would need more than twice the bound. No function ke
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right, insort
 
 import numpy as np
 
 from weftplan.planner.packing.hard.search import fit
-from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem
+from weftplan.planner.packing.problem import ENDLESS, FAR, Deadline, Int64, Problem
 
 MAX_SCAN = 64
 """Maximum number of free ranges that are compared with a buffer of at least half their size."""
@@ -37,7 +38,7 @@ class _FreeRanges:
         self._rows: list[list[int]] = [[] for _ in range(64)]
         self._nonempty = 0
         """Bit ``k`` is set if list ``k`` has ranges."""
-        self.end_of: dict[int, int] = {}
+        self._end_of: dict[int, int] = {}
         """End of a range by its start."""
         self.start_of: dict[int, int] = {}
         """Start of a range by its end."""
@@ -47,35 +48,71 @@ class _FreeRanges:
         k = (end - start).bit_length()
         insort(self._rows[k], start)
         self._nonempty |= 1 << k
-        self.end_of[start], self.start_of[end] = end, start
+        self._end_of[start], self.start_of[end] = end, start
 
-    def remove(self, start: int) -> int:
-        """Remove the range that begins at ``start``, and return its end."""
-        end = self.end_of.pop(start)
-        del self.start_of[end]
+    def take(self, start: int, low: int, high: int) -> None:
+        """Remove ``low..high`` from the range that begins at ``start``."""
+        end = self._end_of[start]
+        if low > start:
+            self._replace(start, end, start, low)
+            if high < end:
+                self.add(high, end)
+        elif high < end:
+            self._replace(start, end, high, end)
+        else:
+            self._remove(start, end)
+
+    def release(self, low: int, high: int) -> None:
+        """Add a range, and merge it with those that touch it."""
+        start, end = self.start_of.get(low), self._end_of.get(high)
+        if start is None and end is None:
+            self.add(low, high)
+        elif start is None:
+            self._replace(high, end, low, end)
+        else:
+            if end is not None:
+                self._remove(high, end)
+                high = end
+            self._replace(start, low, start, high)
+
+    def _remove(self, start: int, end: int) -> None:
+        del self._end_of[start], self.start_of[end]
         k = (end - start).bit_length()
         row = self._rows[k]
         del row[bisect_left(row, start)]
         if not row:
             self._nonempty &= ~(1 << k)
-        return end
+
+    def _replace(self, start: int, end: int, new_start: int, new_end: int) -> None:
+        """Replace a range by one with an end in common; most of these stay in their list."""
+        k = (end - start).bit_length()
+        if k != (new_end - new_start).bit_length():
+            self._remove(start, end)
+            self.add(new_start, new_end)
+            return
+        if start != new_start:
+            row = self._rows[k]
+            row[bisect_left(row, start)] = new_start
+            del self._end_of[start]
+        else:
+            del self.start_of[end]
+        self._end_of[new_start], self.start_of[new_end] = new_end, new_start
 
     def first(self, length: int) -> int:
         """Return the start of the lowest range of at least ``length`` units among the ranges looked at; -1: none."""
         k = length.bit_length()
-        lowest = -1
-        for start in self._rows[k][:MAX_SCAN]:
-            if self.end_of[start] - start >= length:
-                lowest = start
-                break
+        lowest = FAR
         longer = self._nonempty >> k + 1 << k + 1
         while longer:
             bit = longer & -longer
             longer ^= bit
-            start = self._rows[bit.bit_length() - 1][0]
-            if start < lowest or lowest < 0:
-                lowest = start
-        return lowest
+            lowest = min(lowest, self._rows[bit.bit_length() - 1][0])
+        for start in self._rows[k][:MAX_SCAN]:
+            if start > lowest:
+                break
+            if self._end_of[start] - start >= length:
+                return start
+        return lowest if lowest < FAR else -1
 
     def last(self, length: int, limit: int) -> tuple[int, int]:
         """Return (start of a range, highest offset in it) for ``length`` units that end at ``limit`` or below it.
@@ -84,18 +121,18 @@ class _FreeRanges:
         """
         k = length.bit_length()
         best = highest = -1
-        fitting = self._nonempty >> k << k
+        fitting = self._nonempty >> k
         while fitting:
-            bit = fitting & -fitting
-            fitting ^= bit
-            row = self._rows[bit.bit_length() - 1]
+            bits = fitting.bit_length() - 1
+            fitting ^= 1 << bits
+            row = self._rows[k + bits]
             stop = bisect_right(row, limit - length)
-            for position in range(stop - 1, max(stop - MAX_SCAN, 0) - 1, -1):
-                start = row[position]
-                end = min(self.end_of[start], limit)
-                if end - start >= length:
-                    if end - length > highest:
-                        best, highest = start, end - length
+            for start in reversed(row[max(stop - MAX_SCAN, 0) : stop]):
+                offset = min(self._end_of[start], limit) - length
+                if offset <= highest:
+                    break
+                if offset >= start:
+                    best, highest = start, offset
                     break
         return best, highest
 
@@ -132,7 +169,7 @@ def pack_tall_first(problem: Problem, deadline: Deadline = ENDLESS) -> Int64:
         np.maximum(profile[lo:hi], bottom, out=profile[lo:hi])
     height = int(problem.lower_bound() * TALL_FIRST_RATIO)
     reserved = _maxima(profile, short.lo, short.hi)
-    below = _served(short, (height - reserved).tolist(), height)
+    below = _served(short, height - reserved, height)
     peak = max(int((below + short.size + reserved).max(initial=0)), int(depth.max(initial=0)))
     offsets = np.empty(len(problem), np.int64)
     offsets[tall.index], offsets[short.index] = peak - depth, below
@@ -158,47 +195,39 @@ def _maxima(values: Int64, lo: Int64, hi: Int64) -> Int64:
     return maxima
 
 
-def _served(problem: Problem, limits: list[int] | None, height: int) -> Int64:
+def _served(problem: Problem, limits: Int64 | None, height: int) -> Int64:
     """Return the offsets of buffers that are served by birth from a slab of ``height`` units, which may grow.
 
     ``limits`` has the preferred maximum end of each buffer; without it each buffer takes the lowest range that fits.
     """
-    lo, hi, size = problem.lists
-    births = np.lexsort((-problem.hi, problem.lo)).tolist()
-    deaths = problem.hi.argsort(kind="stable").tolist()
-    offsets = [0] * len(lo)
+    births = np.lexsort((-problem.hi, problem.lo))
+    by_birth = _selected(problem, births)  # in this order memory is read from one end to the other
+    born, died, sizes = by_birth.lists
+    limits = itertools.repeat(0) if limits is None else limits[births].tolist()
+    deaths = by_birth.hi.argsort(kind="stable").tolist()
+    offsets = [0] * len(sizes)
     free = _FreeRanges()
     if height:
         free.add(0, height)
-    top, dead = height, 0
-    for i in births:
-        born = lo[i]
-        while hi[deaths[dead]] <= born:
+    top, dead, death = height, 0, died[deaths[0]] if deaths else 0
+    for i, (birth, length, limit) in enumerate(zip(born, sizes, limits, strict=False)):
+        while death <= birth:
             j = deaths[dead]
+            free.release(offsets[j], offsets[j] + sizes[j])
             dead += 1
-            start = offsets[j]
-            end = start + size[j]
-            if end in free.end_of:
-                end = free.remove(end)
-            if start in free.start_of:
-                start = free.start_of[start]
-                free.remove(start)
-            free.add(start, end)
-        length = size[i]
-        start, offset = (-1, -1) if limits is None else free.last(length, limits[i])
+            death = died[deaths[dead]]
+        start, offset = free.last(length, limit) if limit else (-1, -1)
         if start < 0:
             start = offset = free.first(length)
         if start >= 0:
-            end = free.remove(start)
-            if offset > start:
-                free.add(start, offset)
-            if end > offset + length:
-                free.add(offset + length, end)
+            free.take(start, offset, offset + length)
         elif top in free.start_of:
             offset = free.start_of[top]
-            free.remove(offset)
+            free.take(offset, offset, top)
             top = offset + length
         else:
             offset, top = top, top + length
         offsets[i] = offset
-    return np.array(offsets, np.int64)
+    placed = np.empty(len(offsets), np.int64)
+    placed[births] = offsets
+    return placed

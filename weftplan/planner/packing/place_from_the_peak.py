@@ -21,10 +21,8 @@ from operator import sub
 
 import numpy as np
 
-from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem, Scans
+from weftplan.planner.packing.problem import ENDLESS, FAR, Deadline, Int64, Problem, Scans
 from weftplan.planner.packing.reuse import LastHolders, Precedence
-
-FAR = 1 << 62
 
 # If reusing the tightest hole would add a wait: number of recently dead buffers and of offsets to consider instead.
 RECENT, TRIES = 64, 8

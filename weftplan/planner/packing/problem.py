@@ -18,6 +18,9 @@ Int64 = npt.NDArray[np.int64]
 # Exclusive maximum of the sum of all sizes in bytes, so that no sum overflows int64.
 MAX_TOTAL = 1 << 62
 
+FAR = MAX_TOTAL
+"""An offset beyond all buffers."""
+
 MANY = 3000
 """Maximum number of buffers of a small part. Larger parts get fewer attempts, because first fit is quadratic."""
 
@@ -177,7 +180,8 @@ class Problem:
 def sectioned(lower: Int64, upper: Int64, size: Int64, index: Int64) -> Problem:
     """Return a `Problem` for lifetimes on any time axis."""
     # np.unique would import NumPy's masked arrays on its first call, which takes longer than binding a small network.
-    births = np.array(sorted(set(lower.tolist())), np.int64)
+    births = np.sort(lower)
+    births = births[np.concatenate(([True], births[1:] != births[:-1]))] if len(births) else births
     return Problem(births.searchsorted(lower), births.searchsorted(upper), size, len(births), index)
 
 
