@@ -27,7 +27,7 @@ from weftplan.ops.core.rules import (
     same_shape,
     take_bytes,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, ShapeRule, TensorSpec, Workspace
+from weftplan.ops.core.schema import InplacePair, Kernel, Op, Param, Params, TensorSpec, Workspace, WorkspaceRule
 from weftplan.ops.elementwise.add_n import numbered
 from weftplan.support.array_types import RawArray
 
@@ -40,13 +40,6 @@ def _p_true(value: object) -> bool:
     if not p_bool(value):
         raise ValueError("expected True: an output is written, its old value is never read")
     return True
-
-
-def _reduced(length: Callable[[Params], int]) -> ShapeRule:
-    def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
-
-    return rule
 
 
 def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
@@ -96,43 +89,43 @@ def _sum_sq_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Seq
 
 
 _INIT = Param("init_output", _p_true, True, "True: the answer does not depend on what the output held")
-register(
-    Op(
-        name="all_finite",
-        forward=_all_finite,
-        infer_shape=_reduced(lambda params: 1),
-        infer_dtype=floats_only("all_finite", _to_single),
-        params=(_INIT,),
-        workspace=_finite_workspace,
-        doc="1 if all elements are finite, else 0.",
+_COUNT = Param("num_arrays", p_inputs, 1, "number of arrays")
+
+
+def _count(
+    name: str,
+    kernel: Kernel,
+    workspace: WorkspaceRule,
+    params: tuple[Param, ...],
+    doc: str,
+    length: Callable[[Params], int] = lambda params: 1,
+) -> None:
+    """Register a count over one array, or over as many as the parameter ``num_arrays`` says, if there is one."""
+
+    def infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
+
+    has_many = "num_arrays" in {param.name for param in params}
+    register(
+        Op(
+            name=name,
+            forward=kernel,
+            infer_shape=infer_shape,
+            infer_dtype=floats_only(name, _to_single),
+            params=params,
+            inputs=(lambda params: numbered("array_", params["num_arrays"])) if has_many else ("data",),
+            positions=() if has_many else None,
+            workspace=workspace,
+            doc=doc,
+        )
     )
-)
-register(
-    Op(
-        name="multi_all_finite",
-        forward=_all_finite,
-        infer_shape=_reduced(lambda params: 1),
-        infer_dtype=floats_only("multi_all_finite", _to_single),
-        params=(Param("num_arrays", p_inputs, 1, "number of arrays"), _INIT),
-        inputs=lambda params: numbered("array_", params["num_arrays"]),
-        positions=(),
-        workspace=_finite_workspace,
-        doc="1 if all elements of all arrays are finite, else 0.",
-    )
-)
-register(
-    Op(
-        name="multi_sum_sq",
-        forward=_sum_sq,
-        infer_shape=_reduced(lambda params: int(params["num_arrays"])),
-        infer_dtype=floats_only("multi_sum_sq", _to_single),
-        params=(Param("num_arrays", p_inputs, doc="number of arrays"),),
-        inputs=lambda params: numbered("array_", params["num_arrays"]),
-        positions=(),
-        workspace=_sum_sq_workspace,
-        doc="The sum of squares of each array, in float32.",
-    )
-)
+
+
+_count("all_finite", _all_finite, _finite_workspace, (_INIT,), "1 if all elements are finite, else 0.")
+_count("multi_all_finite", _all_finite, _finite_workspace, (_COUNT, _INIT),
+       "1 if all elements of all arrays are finite, else 0.")  # fmt: skip
+_count("multi_sum_sq", _sum_sq, _sum_sq_workspace, (Param("num_arrays", p_inputs, doc="number of arrays"),),
+       "The sum of squares of each array, in float32.", lambda params: int(params["num_arrays"]))  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------- multi_lars
 
