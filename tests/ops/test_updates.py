@@ -154,6 +154,15 @@ def test_a_mixed_step_is_the_plain_step_of_the_copy():
     np.testing.assert_array_equal(actual, arrays[3].astype(np.float16))
 
 
+@pytest.mark.parametrize("case", [*SAME[1:3], SAME[-1], *MIXED, MIXED_STEP], ids=lambda case: case[0])
+def test_weights_without_dimensions(case):
+    """A step of weights of shape () is that of weights of shape (1,)."""
+    op, arrays, params = narrowed(case, "float32")
+    flat, scalar = ([x if x.shape == (1,) else x[0, 0].reshape(shape) for x in arrays] for shape in ((1,), ()))
+    expected = run(op, [x.copy() for x in flat], params)[0]
+    np.testing.assert_array_equal(run(op, scalar, params)[0].reshape(1), expected)
+
+
 def test_mixed_lamb_moves_its_copy():
     """Both LAMB phases compute on the float32 copy as on a float32 weight, and phase 2 updates the copy."""
     op, arrays, params = narrowed(next(case for case in MIXED if case[0] == "mp_lamb_update_phase1"), "float16")

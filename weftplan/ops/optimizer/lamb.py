@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from weftplan.errors import ShapeError
 from weftplan.ops.core.expression import Expr, Parameters, f, where
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import get, parse_params, register
-from weftplan.ops.core.rules import UNARY_INPLACE, floats_only, merge_shape, same_shape, take_bytes
-from weftplan.ops.core.schema import Op, OpContext, Param, Params, Shape, TensorSpec
+from weftplan.ops.core.rules import UNARY_INPLACE, floats_only, same_shape, take_bytes
+from weftplan.ops.core.schema import Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.optimizer.step import ADAM, COMMON, COPY, LR, T, average, rescaled, rounded, step
 from weftplan.support.array_types import RawArray
 
@@ -55,14 +54,6 @@ def _step(p: Parameters, w: Expr, g: Expr, r1: Expr, r2: Expr) -> tuple[Expr, ..
     return (w - g * rate,)
 
 
-def _merge(a: Shape | None, b: Shape | None, what: str) -> Shape | None:
-    """Return the merger of two shapes; raise ShapeError if it has no dimension, which MXNet 1.9.1 does not accept."""
-    merged = merge_shape(a, b, what)
-    if merged == ():
-        raise ShapeError(f"{what}: expected at least 1 dimension, got shape ()")
-    return merged
-
-
 step("lamb_update_phase1", _direction, ("mean", "var", COPY), _DIRECTION,
      "The direction of LAMB (You et al. 2020): Adam's, and wd · weight.", is_direction=True)  # fmt: skip
 step(
@@ -73,7 +64,6 @@ step(
     "weight - lr · r1 / r2 · g, where r1 and r2 are the norms of weight and direction (1 if either is 0).",
     gradient="g",
     numbers=("r1", "r2"),
-    merge=_merge,
 )
 
 # --------------------------------------------------------------------------------------------------------- a whole step
@@ -96,11 +86,11 @@ def _both_phases(
         return
     arrays = (w, g, mean, var, *(ctx.take(shape, w.dtype) for shape in (w.shape, (1,), (1,))), out)
     params = {**_NORM, **p}
-    calls = [  # each takes its scratch from the bytes that are free now
-        ctx.repeated(partial(op.forward, ctx, params, [arrays[k] for k in inputs], [arrays[result]]))
-        for op, inputs, result in _CALLS
-    ]
-    for call in calls:
+
+    def compute(op: Op, inputs: Sequence[int], result: int) -> None:
+        op.forward(ctx, params, [arrays[k] for k in inputs], [arrays[result]])
+
+    for call in [ctx.repeated(partial(compute, *each)) for each in _CALLS]:  # each begins with the scratch free now
         call()
 
 
@@ -108,8 +98,8 @@ def _both_phases_workspace(params: Params, inputs: Sequence[TensorSpec], outputs
     weight, number = inputs[0], TensorSpec((1,), inputs[0].dtype)
     specs = (*inputs, weight, number, number, *outputs)
     return take_bytes(weight, number, number) + max(
-        op.workspace_bytes({**_NORM, **params}, [specs[k] for k in inputs_of], [specs[result]])
-        for op, inputs_of, result in _CALLS
+        op.workspace_bytes({**_NORM, **params}, [specs[k] for k in indices], [specs[result]])
+        for op, indices, result in _CALLS
     )
 
 

@@ -21,7 +21,7 @@ from weftplan.ops.core.registry import get, register
 from weftplan.ops.core.rules import merge_dtype, merge_shape
 from weftplan.ops.core.schema import InplacePair, Op, OpContext, Param, Params, TensorSpec
 from weftplan.ops.elementwise.add_n import numbered
-from weftplan.ops.optimizer.step import WIDE, Fact
+from weftplan.ops.optimizer.step import WIDE, Fact, Facts, Inference, Merge
 
 _RATES = (
     Param("lrs", p_tuple(p_float), doc="learning rate of each weight"),
@@ -83,14 +83,9 @@ class _Group:
         return (*names, *(("lrs", "wds") if self.preloaded else ()))
 
     def inferred(
-        self,
-        rule: Callable[..., tuple[Sequence[Fact | None], Sequence[Fact | None]]],
-        merge: Callable[[Fact | None, Fact | None, str], Fact | None],
-        rates: Callable[[int], Fact],
-        params: Params,
-        ins: list[Fact | None],
-        outs: list[Fact | None],
-    ) -> tuple[list[Fact | None], list[Fact | None]]:
+        self, rule: Inference[Fact], merge: Merge[Fact], rates: Callable[[int], Fact], params: Params,
+        ins: list[Fact | None], outs: list[Fact | None],
+    ) -> tuple[Facts[Fact], Facts[Fact]]:  # fmt: skip
         """Infer shapes or dtypes: by the rule of one weight for each, and ``rates(number of weights)`` for lrs, wds.
 
         Raises:

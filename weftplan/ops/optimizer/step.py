@@ -17,11 +17,17 @@ from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, floats_only, merge_dtype, merge_shape
-from weftplan.ops.core.schema import Op, Param, Params, Shape
+from weftplan.ops.core.schema import Op, Param, Params
 
 Rule = Callable[..., tuple[Expr, ...]]
 """``rule(p, weight, grad, *others)`` is the formula of a step; it returns the new weight and the new states."""
 Fact = TypeVar("Fact")
+Facts = Sequence[Fact | None]
+"""Shapes or dtypes of arrays, as far as they are known."""
+Inference = Callable[[Params, list[Fact | None], list[Fact | None]], tuple[Facts[Fact], Facts[Fact]]]
+"""A shape or dtype rule."""
+Merge = Callable[[Fact | None, Fact | None, str], Fact | None]
+"""Merges what is known about two arrays, or raises an error that begins with the last argument."""
 WIDE = np.dtype(np.float32)
 COPY = "weight32"
 """Name of the float32 copy of a low-precision weight."""
@@ -65,13 +71,9 @@ def rescaled(p: Parameters, gradient: Expr, decayed: Expr | None = None) -> Expr
     return gradient.clip(-p.clip_gradient, p.clip_gradient) if p.clips else gradient
 
 
-def _single(value: float) -> float:
-    return float(np.float32(value))
-
-
 def rounded(value: object) -> Scalar:
     """Return a parameter rounded to float32, as a part of a formula."""
-    return Scalar.call(_single, value)
+    return Scalar.call(lambda number: float(np.float32(number)), value)
 
 
 def average(old: Expr, rate: object, news: Expr) -> Expr:
@@ -85,22 +87,11 @@ def average(old: Expr, rate: object, news: Expr) -> Expr:
 
 
 def _sharing(
-    name: str,
-    arrays: Sequence[str],
-    merge: Callable[[Fact | None, Fact | None, str], Fact | None],
-    fixed: Collection[str],
-    value: Fact,
-) -> Callable[..., tuple[list[Fact | None], list[Fact | None]]]:
-    """Return a shape or dtype rule of operator ``name``: ``value`` for the arrays in ``fixed``; all others share one.
+    name: str, arrays: Sequence[str], merge: Merge[Fact], fixed: Collection[str], value: Fact
+) -> Inference[Fact]:
+    """Return a rule of operator ``name``: ``value`` for the ``arrays`` in ``fixed``; all other arrays share one."""
 
-    Args:
-        arrays: names of the inputs and of the output.
-        merge: merges what is known about two arrays, or raises an error that begins with its last argument.
-    """
-
-    def infer(
-        params: Params, ins: Sequence[Fact | None], outs: Sequence[Fact | None]
-    ) -> tuple[list[Fact | None], list[Fact | None]]:
+    def infer(params: Params, ins: Facts[Fact], outs: Facts[Fact]) -> tuple[Facts[Fact], Facts[Fact]]:
         facts, shared = dict(zip(arrays, (*ins, *outs), strict=True)), None
         for array, fact in facts.items():
             if array not in fixed:
@@ -136,7 +127,7 @@ def step(
     single: tuple[str, ...] = (),
     on_copy: Rule | None = None,
     is_direction: bool = False,
-    merge: Callable[[Shape | None, Shape | None, str], Shape | None] = merge_shape,
+    in_mxnet: bool = True,
 ) -> None:
     """Register the operator of a step, and the multi-precision operator ``mp_<name>`` if the step has a copy.
 
@@ -151,36 +142,36 @@ def step(
         single: names of the inputs that are float32 even without a copy.
         on_copy: the formula of the multi-precision operator, if it is another.
         is_direction: whether the first result is no weight but a direction, which is float32 if there is a copy.
-        merge: merges the shapes of two arrays.
+        in_mxnet: whether MXNet 1.9.1 has these operators.
     """
+    choices = dict(_CHOICES[param.name] for param in params if param.name in _CHOICES)
     for mixed in (False, True) if COPY in others else (False,):
-        own = name if not mixed else f"_mp{name}" if name.startswith("_") else f"mp_{name}"
+        own, kernel_rule, base, wide = name, rule, None, {*single}
         inputs = ("weight", gradient, *[other for other in others if mixed or other != COPY])
-        fixed = {*numbers, *([COPY] if is_direction else []), "weight", gradient}
-        states = tuple(k for k, array in enumerate(inputs) if array not in fixed)
-        wide = {*inputs, *(["output"] if is_direction else [])} - {"weight", "grad"} if mixed else single
-        copy = others.index(COPY) if mixed else 0
+        arrays = (*inputs, "output")
+        unchanged = {"weight", gradient, *numbers, *([COPY] if is_direction else [])}
+        states = tuple(k for k, array in enumerate(inputs) if array not in unchanged)
+        if mixed:
+            own = f"_mp{name}" if name.startswith("_") else f"mp_{name}"
+            base = inputs.index(COPY)
+            kernel_rule = _on_copy(on_copy or rule, base - 2, is_direction=is_direction)
+            wide = {*arrays} - {"weight", "grad", *([] if is_direction else ["output"])}
+            doc = f"{name} on a float32 copy of the weight{'; the direction is float32' if is_direction else ''}."
         register(
             Op(
                 name=own,
                 forward=FormulaKernel(
-                    _on_copy(on_copy or rule, copy, is_direction=is_direction) if mixed else rule,
-                    len(inputs),
-                    states=states,
-                    overlaps=() if mixed else (0,),
-                    choices=dict(_CHOICES[param.name] for param in params if param.name in _CHOICES),
-                    numbers=[inputs.index(number) for number in numbers],
-                    base=2 + copy if mixed else None,
+                    kernel_rule, len(inputs), states=states, overlaps=() if mixed else (0,), choices=choices,
+                    numbers=[inputs.index(number) for number in numbers], base=base,
                 ),
-                infer_shape=_sharing(own, (*inputs, "output"), merge, numbers, (1,)),
-                infer_dtype=floats_only(own, _sharing(own, (*inputs, "output"), merge_dtype, wide, WIDE)),
+                infer_shape=_sharing(own, arrays, merge_shape, numbers, (1,)),
+                infer_dtype=floats_only(own, _sharing(own, arrays, merge_dtype, wide, WIDE)),
                 params=params,
                 inputs=inputs,
                 aux=states,
                 inplace=() if mixed and is_direction else UNARY_INPLACE,
                 ignored_inputs=(0,) if mixed else (),
-                doc=f"{name} on a float32 copy of the weight{'; the direction is float32' * is_direction}."
-                if mixed
-                else doc,
+                in_mxnet=in_mxnet,
+                doc=doc,
             )
-        )
+        )  # fmt: skip
