@@ -68,14 +68,15 @@ step(
 
 # --------------------------------------------------------------------------------------------------------- a whole step
 
-_CALLS = (
-    (get("lamb_update_phase1"), (0, 1, 2, 3), 4),
-    (get("norm"), (0,), 5),
-    (get("norm"), (4,), 6),
-    (get("lamb_update_phase2"), (0, 4, 5, 6), 7),
-)
-"""Operators, and the indices of inputs and output among weight, gradient, mean, var, direction, r1, r2, new weight."""
 _NORM = parse_params(get("norm"), {})
+_CALLS: tuple[tuple[Op, Params | None, tuple[int, ...], int], ...] = (
+    (get("lamb_update_phase1"), None, (0, 1, 2, 3), 4),
+    (get("norm"), _NORM, (0,), 5),
+    (get("norm"), _NORM, (4,), 6),
+    (get("lamb_update_phase2"), None, (0, 4, 5, 6), 7),
+)
+"""Operators, their parameters (None: those of the step), and the indices of their inputs and output among weight,
+gradient, mean, var, direction, r1, r2, new weight."""
 
 
 @workspace_kernel
@@ -85,10 +86,9 @@ def _both_phases(
     if out is None:  # the new weight is not needed, so the states do not change either
         return
     arrays = (w, g, mean, var, *(ctx.take(shape, w.dtype) for shape in (w.shape, (1,), (1,))), out)
-    params = {**_NORM, **p}
 
-    def compute(op: Op, inputs: Sequence[int], result: int) -> None:
-        op.forward(ctx, params, [arrays[k] for k in inputs], [arrays[result]])
+    def compute(op: Op, params: Params | None, inputs: Sequence[int], result: int) -> None:
+        op.forward(ctx, params or p, [arrays[k] for k in inputs], [arrays[result]])
 
     for call in [ctx.repeated(partial(compute, *each)) for each in _CALLS]:  # each begins with the scratch free now
         call()
@@ -98,8 +98,8 @@ def _both_phases_workspace(params: Params, inputs: Sequence[TensorSpec], outputs
     weight, number = inputs[0], TensorSpec((1,), inputs[0].dtype)
     specs = (*inputs, weight, number, number, *outputs)
     return take_bytes(weight, number, number) + max(
-        op.workspace_bytes({**_NORM, **params}, [specs[k] for k in indices], [specs[result]])
-        for op, indices, result in _CALLS
+        op.workspace_bytes(own or params, [specs[k] for k in indices], [specs[result]])
+        for op, own, indices, result in _CALLS
     )
 
 
