@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from weftplan.ops.core.expression import Expr, Parameters, Scalar, cast
+from weftplan.ops.core.expression import Expr, FormulaError, Parameters, Scalar, cast
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float, p_int
-from weftplan.ops.core.registry import register
+from weftplan.ops.core.registry import is_packaged, register
 from weftplan.ops.core.rules import UNARY_INPLACE, floats_only, merge_dtype, merge_shape
-from weftplan.ops.core.schema import Op, Param, Params
+from weftplan.ops.core.schema import REQUIRED, Op, OpContext, Param, Params, TensorSpec
 
 Rule = Callable[..., tuple[Expr, ...]]
 """``rule(p, weight, grad, *others)`` is the formula of a step; it returns the new weight and the new states."""
@@ -115,6 +115,19 @@ def _on_copy(rule: Rule, copy: int, *, is_direction: bool) -> Rule:
     return mixed
 
 
+def _check(op: Op) -> None:
+    """Compute one element, so that a wrong formula is an error when its step is declared."""
+    params = {param.name: 1.0 if param.default is REQUIRED else param.default for param in op.params}
+    *arrays, out = (np.ones(1, WIDE) for _ in (*op.input_names(params), "output"))
+    specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
+    try:
+        scratch = np.empty(op.workspace_bytes(params, specs, specs[:1]), np.uint8)
+        with np.errstate(all="ignore"):
+            op.forward(OpContext(np, workspace=scratch), params, arrays, [out])
+    except Exception as error:
+        raise FormulaError(f"step {op.name!r}: {type(error).__name__}: {error}") from error
+
+
 def step(
     name: str,
     rule: Rule,
@@ -143,7 +156,12 @@ def step(
         on_copy: the formula of the multi-precision operator, if it is another.
         is_direction: whether the first result is no weight but a direction, which is float32 if there is a copy.
         in_mxnet: whether MXNet 1.9.1 has these operators.
+
+    Raises:
+        FormulaError: the formula has an unknown function or parameter, branches on an array, or does not return the new
+            weight and each state; the message has the name of the step, and no operator is registered.
     """
+    ops: list[Op] = []
     choices = dict(_CHOICES[param.name] for param in params if param.name in _CHOICES)
     for mixed in (False, True) if COPY in others else (False,):
         own, kernel_rule, base, wide = name, rule, None, {*single}
@@ -157,21 +175,24 @@ def step(
             kernel_rule = _on_copy(on_copy or rule, base - 2, is_direction=is_direction)
             wide = {*arrays} - {"weight", "grad", *([] if is_direction else ["output"])}
             doc = f"{name} on a float32 copy of the weight{'; the direction is float32' if is_direction else ''}."
-        register(
-            Op(
-                name=own,
-                forward=FormulaKernel(
-                    kernel_rule, len(inputs), states=states, overlaps=() if mixed else (0,), choices=choices,
-                    numbers=[inputs.index(number) for number in numbers], base=base,
-                ),
-                infer_shape=_sharing(own, arrays, merge_shape, numbers, (1,)),
-                infer_dtype=floats_only(own, _sharing(own, arrays, merge_dtype, wide, WIDE)),
-                params=params,
-                inputs=inputs,
-                aux=states,
-                inplace=() if mixed and is_direction else UNARY_INPLACE,
-                ignored_inputs=(0,) if mixed else (),
-                in_mxnet=in_mxnet,
-                doc=doc,
-            )
+        op = Op(
+            name=own,
+            forward=FormulaKernel(
+                kernel_rule, len(inputs), states=states, overlaps=() if mixed else (0,), choices=choices,
+                numbers=[inputs.index(number) for number in numbers], base=base,
+            ),
+            infer_shape=_sharing(own, arrays, merge_shape, numbers, (1,)),
+            infer_dtype=floats_only(own, _sharing(own, arrays, merge_dtype, wide, WIDE)),
+            params=params,
+            inputs=inputs,
+            aux=states,
+            inplace=() if mixed and is_direction else UNARY_INPLACE,
+            ignored_inputs=(0,) if mixed else (),
+            in_mxnet=in_mxnet,
+            doc=doc,
         )  # fmt: skip
+        if not is_packaged(own):  # tests compute the package's own
+            _check(op)
+        ops.append(op)
+    for op in ops:
+        register(op)
