@@ -153,7 +153,7 @@ def test_states_change_where_they_lie(case):
     ids=lambda case: case[0],
 )
 def test_a_mixed_step_is_the_plain_step_of_the_copy(case):
-    """A mixed-precision step changes copy and states like a float32 step, and returns the rounded copy or a direction."""
+    """A mixed-precision step is a float32 step of copy and states; its output is the rounded copy, or a direction."""
     op, arrays, params = narrowed(case, "float16")
     at = registry.get(op).inputs.index(COPY)
     others = [x for k, x in enumerate(arrays) if k > 1 and k != at]
