@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_987,
     "tests/support": 2_349,
     "tests/symbol": 1_874,
-    "tests/torch": 2_675,
+    "tests/torch": 2_825,
     "tests/training": 7_055,
     "weftplan/.": 1_855,
     "weftplan/cli": 5_696,
@@ -53,7 +53,7 @@ LIMITS = {
     "weftplan/models": 634,
     "weftplan/ndarray": 6_809,
     "weftplan/ops": 26_970,
-    "weftplan/planner": 12_999,
+    "weftplan/planner": 13_031,
     "weftplan/profiler": 780,
     "weftplan/report": 2_673,
     "weftplan/rnn": 1_243,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_475,
     "weftplan/symbol": 3_010,
     "weftplan/tasks": 2_550,
-    "weftplan/torch": 4_047,
+    "weftplan/torch": 4_138,
     "weftplan/training": 10_873,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.
