@@ -106,7 +106,7 @@ def pack(
         size: bytes of each buffer, positive; their sum is less than 2**62.
         alignment: offsets are multiples of it, and sizes are rounded up to it.
         time_limit: seconds after which the best packing so far is returned. It is never higher than the packing in
-            order of birth, which is made even after the limit, in about ten microseconds a buffer. None: no time limit.
+            order of birth, which is made first, in about ten microseconds a buffer. None: no time limit.
         effort: ``"fast"``: greedy packings, then a short search while the peak is more than 0.5 % above the lower
             bound; milliseconds for ordinary graphs. ``"normal"`` (the default): search towards the lower bound, for
             seconds on hard inputs, not at all on easy inputs. ``"max"``: search longer.
