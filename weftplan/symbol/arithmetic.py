@@ -19,34 +19,28 @@ from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
 
 _S = TypeVar("_S", bound="Arithmetic")
-_Choice = tuple[str, str]
-_BINARY: dict[str, tuple[_Choice, _Choice, _Choice]] = {
-    # kind: operator of two symbols; then (operator, hint) with a number on the right, and with a number on the left
-    "add": (("elemwise_add", "_plus"), ("_plus_scalar", "_plusscalar"), ("_plus_scalar", "_plusscalar")),
-    "sub": (("elemwise_sub", "_minus"), ("_minus_scalar", "_minusscalar"), ("_rminus_scalar", "_rminusscalar")),
-    "mul": (("elemwise_mul", "_mul"), ("_mul_scalar", "_mulscalar"), ("_mul_scalar", "_mulscalar")),
-    "truediv": (("elemwise_div", "_div"), ("_div_scalar", "_divscalar"), ("_rdiv_scalar", "_rdivscalar")),
-    "mod": (("_mod", "_mod"), ("_mod_scalar", "_modscalar"), ("_rmod_scalar", "_rmodscalar")),
-    "pow": (("_power", "_power"), ("_power_scalar", "_powerscalar"), ("_rpower_scalar", "_rpower_scalar")),
+_COMPARISONS = {
+    "eq": "_equal",
+    "ne": "_not_equal",
+    "gt": "_greater",
+    "ge": "_greater_equal",
+    "lt": "_lesser",
+    "le": "_lesser_equal",
 }
-# With the number on the left, the function's automatic name differs from the operator's.
-_BINARY["power"] = (*_BINARY["pow"][:2], ("_rpower_scalar", "_rpowerscalar"))
-for _kind in ("maximum", "minimum", "hypot"):
-    _with_number = (f"_{_kind}_scalar", f"_{_kind}scalar")
-    _BINARY[_kind] = ((f"_{_kind}", f"_{_kind}"), _with_number, _with_number)
-for _kind, _word, _mirror in (
-    ("eq", "equal", "equal"),
-    ("ne", "not_equal", "not_equal"),
-    ("gt", "greater", "lesser"),
-    ("ge", "greater_equal", "lesser_equal"),
-    ("lt", "lesser", "greater"),
-    ("le", "lesser_equal", "greater_equal"),
-):
-    _BINARY[_kind] = (
-        (f"_{_word}", f"_{_word}"),
-        (f"_{_word}_scalar", f"_{_word}_scalar"),
-        (f"_{_mirror}_scalar", f"_{_mirror}_scalar"),
-    )
+_OPERATORS = {
+    "add": "elemwise_add",
+    "sub": "elemwise_sub",
+    "mul": "elemwise_mul",
+    "truediv": "elemwise_div",
+    "mod": "_mod",
+    "pow": "_power",
+    "power": "_power",
+    "maximum": "_maximum",
+    "minimum": "_minimum",
+    "hypot": "_hypot",
+    **_COMPARISONS,
+}
+"""Kind of a Python operator or function -> operator of two symbols."""
 
 
 def is_number(value: object) -> bool:
@@ -56,14 +50,16 @@ def is_number(value: object) -> bool:
 
 def binary(kind: str, lhs: object, right: object) -> Node | None:
     """Make the node of ``lhs <kind> right``; one side may be a number. Return None for NotImplemented."""
-    operator, scalar, reverse = _BINARY[kind]
-    if isinstance(lhs, Entry) and isinstance(right, Entry):
-        return _node(*operator, [lhs, right], {})
-    if isinstance(lhs, Entry) and is_number(right):
-        return _node(*scalar, [lhs], {"scalar": right})
-    if isinstance(right, Entry) and is_number(lhs):
-        return _node(*reverse, [right], {"scalar": lhs})
-    return None
+    op, inputs, params = registry.get(_OPERATORS[kind]), [x for x in (lhs, right) if isinstance(x, Entry)], {}
+    if len(inputs) < 2:
+        left_is_number = not isinstance(lhs, Entry)
+        number = lhs if left_is_number else right
+        if not inputs or not is_number(number):
+            return None
+        op, params = registry.get(op.with_number[left_is_number]), {"scalar": number}
+    # Automatic names are MXNet's: of comparisons and ``2 ** x`` the operator's name, of all others its oldest alias.
+    by_name = kind in _COMPARISONS or (kind == "pow" and op.name == "_rpower_scalar")
+    return _node(op.name, op.name if by_name else op.aliases[-1].lower(), inputs, params)
 
 
 def _node(op: str, hint: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:

@@ -32,11 +32,7 @@ from weftplan.ops.core.schema import (
 )
 
 ONNX: dict[str, str] = {}
-"""ONNX's name of each operator of one array that ONNX has with the same meaning, without attributes."""
-ONNX_BINARY: dict[str, str] = {}
-"""ONNX's name of each operator of two arrays that ONNX has with the same meaning."""
-ONNX_SCALAR: dict[str, tuple[str, bool]] = {}
-"""ONNX's name of each operator of an array and a number, and whether the number is its left operand."""
+"""ONNX's name of each elementwise operator that ONNX has with the same meaning, without attributes."""
 _READ = {"x": ("x0", "data"), "y": ("y0", "output")}
 _CHECKED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32))
 
