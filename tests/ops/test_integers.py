@@ -20,6 +20,7 @@ from weftplan.ops.core import kernels, registry, tiling
         ("_power_scalar", 2, [3, -7], [9, 49]),
         ("_mod_scalar", 3, [7, -7], [1, 2]),
         ("_mod_scalar", 0, [7, -7], [0, 0]),
+        ("_mod_scalar", 0.5, [7, -7], [0, 0]),
         ("_rmod_scalar", 7, [0, -4], [0, -1]),
         ("_greater_scalar", 1.5, [1, 2], [0, 1]),
     ],

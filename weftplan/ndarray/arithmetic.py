@@ -55,10 +55,10 @@ ADD, SUB = Binary("add", "broadcast_add"), Binary("subtract", "broadcast_sub")
 MUL, DIV = Binary("multiply", "broadcast_mul"), Binary("divide", "broadcast_div")
 FLOORDIV = Binary("floor_divide", "floor_divide")
 MOD, POW, MAX, MIN = (Binary(word, f"broadcast_{word}") for word in ("mod", "power", "maximum", "minimum"))
-_WORDS = ("equal", "not_equal", "lesser", "lesser_equal", "greater", "greater_equal", "logical_and", "logical_or",
+_COMPARISONS = ("equal", "not_equal", "lesser", "lesser_equal", "greater", "greater_equal", "logical_and", "logical_or",
           "logical_xor")  # fmt: skip
-EQ, NE, LT, LE, GT, GE, AND, OR, XOR = (Binary(word, f"broadcast_{word}") for word in _WORDS)
-MASK_MAKERS = frozenset(form.format(word) for word in _WORDS for form in ("broadcast_{}", "_{}_scalar")) | {
+EQ, NE, LT, LE, GT, GE, AND, OR, XOR = (Binary(word, f"broadcast_{word}") for word in _COMPARISONS)
+MASK_MAKERS = frozenset(form.format(word) for word in _COMPARISONS for form in ("broadcast_{}", "_{}_scalar")) | {
     "logical_not", "_contrib_isnan", "_contrib_isinf", "_contrib_isfinite"
 }  # fmt: skip
 """Names of the operators whose results are masks; memory has the name of the operator that it was made for."""
@@ -137,7 +137,7 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
             operand = KernelValue(operand)
         elif operand.shape != shape:
             shape = _broadcast(op, shape, operand.shape)
-    if dtype is BOOL and op.name not in _WORDS:
+    if dtype is BOOL and op.name not in _COMPARISONS:
         dtype = _INT64
     reads: tuple[Any, ...] = (chunk.var,)
     if array and operand.chunk is not chunk:

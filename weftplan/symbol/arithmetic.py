@@ -1,12 +1,13 @@
 """Python operators of ``Symbol``: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
 
-Each selects the graph operator for two symbols, or for a symbol and a number, and an automatic name. This module keeps
-no state; any thread may use it.
+Each selects the graph operator for two symbols, or for a symbol and a number, and an automatic name. Operators
+are looked up once per process; any thread may use this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from numbers import Number
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -14,32 +15,19 @@ import numpy as np
 
 from weftplan.errors import NotImplementedForSymbol, ParameterError
 from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
 
 _S = TypeVar("_S", bound="Arithmetic")
 _COMPARISONS = {
-    "eq": "_equal",
-    "ne": "_not_equal",
-    "gt": "_greater",
-    "ge": "_greater_equal",
-    "lt": "_lesser",
-    "le": "_lesser_equal",
-}
+    "eq": "_equal", "ne": "_not_equal", "gt": "_greater", "ge": "_greater_equal", "lt": "_lesser", "le": "_lesser_equal"
+}  # fmt: skip
 _OPERATORS = {
-    "add": "elemwise_add",
-    "sub": "elemwise_sub",
-    "mul": "elemwise_mul",
-    "truediv": "elemwise_div",
-    "mod": "_mod",
-    "pow": "_power",
-    "power": "_power",
-    "maximum": "_maximum",
-    "minimum": "_minimum",
-    "hypot": "_hypot",
-    **_COMPARISONS,
-}
+    "add": "elemwise_add", "sub": "elemwise_sub", "mul": "elemwise_mul", "truediv": "elemwise_div", "mod": "_mod",
+    "pow": "_power", "power": "_power", "maximum": "_maximum", "minimum": "_minimum", "hypot": "_hypot", **_COMPARISONS
+}  # fmt: skip
 """Kind of a Python operator or function -> operator of two symbols."""
 
 
@@ -50,21 +38,32 @@ def is_number(value: object) -> bool:
 
 def binary(kind: str, lhs: object, right: object) -> Node | None:
     """Make the node of ``lhs <kind> right``; one side may be a number. Return None for NotImplemented."""
-    op, inputs, params = registry.get(_OPERATORS[kind]), [x for x in (lhs, right) if isinstance(x, Entry)], {}
-    if len(inputs) < 2:
-        left_is_number = not isinstance(lhs, Entry)
-        number = lhs if left_is_number else right
-        if not inputs or not is_number(number):
-            return None
-        op, params = registry.get(op.with_number[left_is_number]), {"scalar": number}
-    # Automatic names are MXNet's: of comparisons and ``2 ** x`` the operator's name, of all others its oldest alias.
-    by_name = kind in _COMPARISONS or (kind == "pow" and op.name == "_rpower_scalar")
-    return _node(op.name, op.name if by_name else op.aliases[-1].lower(), inputs, params)
+    if isinstance(lhs, Entry) and isinstance(right, Entry):
+        return _node(*_choice(kind), [lhs, right], {})
+    if isinstance(lhs, Entry) and is_number(right):
+        return _node(*_choice(kind, 0), [lhs], {"scalar": right})
+    if isinstance(right, Entry) and is_number(lhs):
+        return _node(*_choice(kind, 1), [right], {"scalar": lhs})
+    return None
 
 
-def _node(op: str, hint: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:
+@cache
+def _choice(kind: str, symbol: int | None = None) -> tuple[Op, str]:
+    """Return the operator of two symbols, or of a symbol and a number, and the beginning of its automatic names.
+
+    ``symbol``: index of the operand that is no number; None: neither is.
+    """
+    op = registry.get(_OPERATORS[kind])
+    if symbol is not None:
+        op = registry.get(op.with_number[symbol])
+    # Names are MXNet's: of comparisons and ``2 ** x`` the operator's name, of all others its last alias.
+    by_name = kind in _COMPARISONS or (kind == "pow" and symbol == 1)
+    return op, op.name if by_name else op.aliases[-1].lower()
+
+
+def _node(op: Op, hint: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:
     attrs: dict[str, Any] = {**params, **attribute.current()}
-    return apply(registry.get(op), name.current().get(None, hint), inputs, attrs=attrs)
+    return apply(op, name.current().get(None, hint), inputs, attrs=attrs)
 
 
 def _operator(kind: str, *, swapped: bool = False) -> Callable[[_S, object], _S]:
@@ -125,10 +124,10 @@ class Arithmetic:
 
     def __neg__(self) -> Self:
         """Return ``-x``, which MXNet writes as a multiplication."""
-        return type(self)([Entry(_node("_mul_scalar", "_mulscalar", [self._single()], {"scalar": -1.0}))])
+        return type(self)([Entry(_node(*_choice("mul", 0), [self._single()], {"scalar": -1.0}))])
 
     def __abs__(self) -> Self:
-        return type(self)([Entry(_node("abs", "abs", [self._single()], {}))])
+        return type(self)([Entry(_node(registry.get("abs"), "abs", [self._single()], {}))])
 
     def __bool__(self) -> bool:
         raise NotImplementedForSymbol(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weftplan.ops.core.expression import BOOL, Expr, Parameters, Scalar, f, quotient, where
-from weftplan.ops.core.formula_kernel import FormulaKernel, Integers, ufunc_kernel
+from weftplan.ops.core.formula_kernel import FormulaKernel, Integers
 from weftplan.ops.core.kernels import converted
 from weftplan.ops.core.params import p_bool, p_float
-from weftplan.ops.core.registry import register
+from weftplan.ops.core.registry import get, register
 from weftplan.ops.core.rules import (
     ADDITIVE_INPLACE,
     backward,
@@ -62,6 +63,7 @@ def arithmetic(
     left: Options | None = None,
     mirrored: str = "",
     onnx: str = "",
+    in_mxnet: bool = True,
 ) -> None:
     """Register the operators of an operation: of two arrays, and of an array and a number.
 
@@ -81,6 +83,7 @@ def arithmetic(
             number on the right, and on the left. Without ``left`` there is no operator with a number on the left.
         mirrored: without ``left``, the word of the operation that exchanges the operands, if it is another.
         onnx: ONNX's name of the operation.
+        in_mxnet: whether MXNet has the operation.
 
     Raises:
         FormulaError: a formula is wrong; see :func:`row`.
@@ -93,17 +96,19 @@ def arithmetic(
         def order(x: object, scalar: object) -> tuple[object, object]:
             return (scalar, x) if k else (x, scalar)
 
+        def slope(p: Parameters, g: object, x: object, y: object) -> object:
+            return grads[k](g, *order(x, number(p)))
+
         derived: dict[str, Any] = {
             "formula": lambda p, x: formula(*order(x, number(p))),
             "integer": None if integer is None else lambda p, x: integer(*order(x, number(p))),
+            "grad": slope if grads and "gradient" not in options else None,
             "doc": doc.format(*operands, "data"),
         }
-        if grads and "gradient" not in options:
-            derived["grad"] = lambda p, g, x, y: grads[k](g, *order(x, number(p)))
         alias = f"_{letter.upper()}{number_word.title().replace('_', '')}Scalar"
-        name = f"_{letter}{number_word}_scalar"
-        row(name, params=SCALAR, integers=integers, aliases=(alias,), onnx=onnx, **{**derived, **options})
-        return name
+        row(f"_{letter}{number_word}_scalar", params=SCALAR, integers=integers, aliases=(alias,), onnx=onnx,
+            in_mxnet=in_mxnet, **{**derived, **options})  # fmt: skip
+        return f"_{letter}{number_word}_scalar"
 
     right_name = with_number(0, "", ("data", "scalar"), right or {})
     if left is None:
@@ -136,6 +141,7 @@ def arithmetic(
                 inplace=ADDITIVE_INPLACE,
                 aliases=tuple(aliases),
                 with_number=(right_name, left_name),
+                in_mxnet=in_mxnet,
                 doc=f"{doc.format('lhs', 'rhs', 'the inputs')} Shapes {'must be equal' if is_equal else 'broadcast'}.",
             )
         )
@@ -158,18 +164,8 @@ arithmetic(
     left={"gradient": grad("negative", "g0", params={})},
     onnx="Sub",
 )
-register(
-    Op(
-        name="_grad_add",
-        forward=ufunc_kernel("add", 2),
-        infer_shape=same_shape,
-        infer_dtype=same_dtype,
-        inputs=("lhs", "rhs"),
-        gradient=same_gradient,
-        inplace=ADDITIVE_INPLACE,
-        doc="Sum of two gradients of one entry; made by the gradient pass only.",
-    )
-)
+_GRAD_ADD = "Sum of two gradients of one entry; made by the gradient pass only."
+register(replace(get("elemwise_add"), name="_grad_add", aliases=(), with_number=(), doc=_GRAD_ADD))
 arithmetic(
     "mul",
     lambda a, b: a * b,
