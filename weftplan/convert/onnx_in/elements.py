@@ -28,12 +28,12 @@ _OURS = {
 
 @rule(*_OURS)
 def _elementwise(call: OnnxCall) -> Symbol:
-    op = registry.get(_OURS[call.op])
-    for array, name in enumerate(op.with_number):
+    with_number = registry.get(_OURS[call.op]).with_number
+    for array, name in enumerate(with_number):
         value = call.inputs[1 - array] if call.has(1 - array) else []
         if not isinstance(value, Symbol) and np.size(value) == 1:
             return call.make(name, call.symbol(array), scalar=float(np.reshape(value, -1)[0]))
-    return call.make(op.name, *[call.symbol(k) for k in range(2 if op.with_number else 1)])
+    return call.make(_OURS[call.op], *[call.symbol(k) for k in range(2 if with_number else 1)])
 
 
 @rule("Where")

@@ -120,6 +120,7 @@ def arithmetic(
         lambda p, a, b: formula(a, b), 2, integer=None if integer is None else lambda p, a, b: integer(a, b)
     )
     sides = SidesKernel(*grads, integers=integers) if grads else None
+    # MXNet 1.9.1 calls four operators elemwise_*, and the others by the word alone.
     first = f"elemwise_{word}" if word in ("add", "sub", "mul", "div") else f"_{word}"
     elementwise = first, f"_{word}", f"_{number_word}", f"_{number_word.title()}"
     for names, is_equal in ((elementwise, True), ((f"broadcast_{word}", f"broadcast_{number_word}"), False)):
