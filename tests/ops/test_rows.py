@@ -11,6 +11,7 @@ import pytest
 import weftplan as mx
 import weftplan.ops
 from tests.support.ops_harness import check_contract, check_gradient, garbage_bytes
+from weftplan.ndarray.arithmetic import MASK_MAKERS
 from weftplan.ops.core import registry
 from weftplan.ops.core.expression import Expr, FormulaError, Scalar, cast, f, where
 from weftplan.ops.core.formula_kernel import FormulaKernel
@@ -252,6 +253,12 @@ def test_an_operation_is_declared_once(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(FormulaError, match="row '_wrong_scalar', float32: unknown function 'exq'"):
         binary.arithmetic("wrong", lambda a, b: f.exq(a), "")
     assert not [name for name in registry.names() if "wrong" in name]
+
+
+def test_arrays_know_all_comparisons():
+    """The masks that select elements are the results of all operations that are declared as comparisons."""
+    names = {name for word, *_ in binary.COMPARISONS for name in (f"broadcast_{word}", f"_{word}_scalar")}
+    assert {name for name in MASK_MAKERS if registry.get(name).inputs != ("data",) or "_scalar" in name} == names
 
 
 def test_scalars_compute_in_the_order_of_python():
