@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from weftplan import ops
 from weftplan.ops.core import registry
+from weftplan.ops.core.operator_modules import OPERATORS
 from weftplan.ops.core.schema import Op
 
 SECTIONS = {
@@ -199,15 +199,8 @@ def operators() -> str:
 
 
 def family(op: Op) -> str:
-    """Return the folder in FAMILIES that defines an operator; ``elementwise`` if none contains its rules or name."""
-    for rule in (op.forward, op.infer_shape, op.gradient):
-        place = getattr(inspect.unwrap(rule), "__module__", "").split(".") if rule else []
-        if place[:2] == ["weftplan", "ops"] and place[2] in FAMILIES:
-            return place[2]
-    files = (Path(ops.__file__).parent / folder for folder in FAMILIES)
-    texts = ((folder, path) for folder in files for path in sorted(folder.rglob("*.py")))
-    found = (folder.name for folder, path in texts if f'"{op.name}"' in path.read_text(encoding="utf-8"))
-    return next(found, "elementwise")  # names that a loop makes
+    """Return the folder of ``weftplan/ops`` that registers an operator."""
+    return next(module.split(".")[1] for module, names in OPERATORS.items() if op.name in names.split())
 
 
 FAMILIES = {

@@ -57,21 +57,21 @@ def test_negative_padding_removes_elements(tmp_path: Path, pads: list[int]) -> N
     np.testing.assert_array_equal(executor_outputs(symbol, args, aux, x=data)[0], expected[0])
 
 
-@pytest.mark.parametrize("op", ["ReduceProd", "ReduceMax", "ReduceMin", "Abs", "Round", "Where", "Min", "Size"])
+@pytest.mark.parametrize("op", ["ReduceProd", "ReduceMax", "ReduceMin", "Abs", "Round", "Where", "Min", "Size", "Div"])
 def test_scalar_operators_are_folded(tmp_path: Path, op: str) -> None:
     """A shape computed with each operator serves as the target of a Reshape."""
     chosen = {
         "Where": [node("Equal", "a a", "same"), node("Where", "same a b", "n")],
         "Min": [node("Min", "a b", "n")],
         "Size": [node("Size", "x", "n")],
+        "Div": [node("Sub", "a b", "less"), node("Div", "less b", "none"), node("Add", "a none", "n")],
         "Abs": [node("Neg", "a", "minus"), node("Abs", "minus", "n")],
         "Round": [node("Cast", "a", "float", to=1), node("Round", "float", "whole"), node("Cast", "whole", "n", to=7)],
     }.get(op, [node(op, "dims", "n", keepdims=0)])
     last = {"ReduceProd": 12, "ReduceMax": 4, "ReduceMin": 3, "Size": 24}.get(op, 2)
-    nodes = [*chosen, node("Reshape", "n whole_shape", "row"), node("Concat", "row rest", "to", axis=0)]
-    initializers = {"a": np.int64(2), "b": np.int64(8), "dims": np.int64([3, 4]), "rest": np.int64([-1])}
-    initializers["whole_shape"] = np.int64([1])
+    nodes = [*chosen, node("Reshape", "n rest", "m"), node("Concat", "m rest", "to", axis=0)]
     nodes.append(node("Reshape", "x to", "y"))
+    initializers = {"a": np.int64(2), "b": np.int64(8), "dims": np.int64([3, 4]), "rest": np.int64([-1])}
     data, expected = write_model(tmp_path / "m.onnx", nodes, (2, 3, 4), initializers=initializers)
     symbol, args, aux = import_model(tmp_path / "m.onnx")
     assert expected[0].shape[0] == last

@@ -10,36 +10,34 @@ from tests.support.together import together
 from weftplan.errors import DTypeError
 from weftplan.ops.core import kernels, registry, tiling
 
+LARGE = [2**62 + 1, -(2**62) - 3, 2**53 + 1, -7]
+
 
 @pytest.mark.parametrize(
     ("op", "scalar", "x", "expected"),
     [
-        ("_plus_scalar", 1.9, [1, -7], [2, -6]),
-        ("_div_scalar", 2, [1, -7], [0, -3]),
-        ("_rdiv_scalar", 7, [2, -2], [3, -3]),
-        ("_power_scalar", 2, [3, -7], [9, 49]),
-        ("_mod_scalar", 3, [7, -7], [1, 2]),
-        ("_mod_scalar", 0, [7, -7], [0, 0]),
-        ("_rmod_scalar", 7, [0, -4], [0, -1]),
-        ("_greater_scalar", 1.5, [1, 2], [0, 1]),
+        ("_plus_scalar", 1.9, np.int32([1, -7]), [2, -6]),
+        ("_plus_scalar", 10, np.uint8([250, 1]), [4, 11]),
+        ("_plus_scalar", -2, np.uint8([250, 1]), [248, 255]),
+        ("_div_scalar", 2, np.int32([1, -7]), [0, -3]),
+        ("_div_scalar", 1, np.int64(LARGE), LARGE),
+        ("_div_scalar", -2, np.int64(LARGE), [-(2**61), 2**61 + 1, -(2**52), 3]),
+        ("_div_scalar", 0.5, np.int64(LARGE), [0, 0, 0, 0]),  # 0.5 becomes 0 first
+        ("_rdiv_scalar", 7, np.int32([2, -2]), [3, -3]),
+        ("_rdiv_scalar", 2.0**62, np.int64([3, -3, 0]), [2**62 // 3, -(2**62 // 3), 0]),
+        ("_power_scalar", 2, np.int32([3, -7]), [9, 49]),
+        ("_mod_scalar", 3, np.int32([7, -7]), [1, 2]),
+        ("_mod_scalar", 0, np.int32([7, -7]), [0, 0]),
+        ("_mod_scalar", 0.5, np.int32([7, -7]), [0, 0]),
+        ("_rmod_scalar", 7, np.int32([0, -4]), [0, -1]),
+        ("_greater_scalar", 1.5, np.int32([1, 2]), [0, 1]),
     ],
 )
 def test_integers_stay_integers(op, scalar, x, expected):
-    """A scalar is truncated to the array's integer dtype, and quotients drop their fraction."""
-    (y,) = run(op, [np.array(x, np.int32)], {"scalar": scalar})
-    assert y.dtype == np.int32
+    """A scalar is truncated to the array's integer dtype and wraps around; quotients are exact, without a fraction."""
+    (y,) = run(op, [x], {"scalar": scalar})
+    assert y.dtype == x.dtype
     assert y.tolist() == expected
-
-
-def test_unsigned_scalars_wrap():
-    """uint8 arithmetic wraps around, whatever the sign of the scalar."""
-    x = np.array([250, 1], np.uint8)
-    assert run("_plus_scalar", [x], {"scalar": 10})[0].tolist() == [4, 11]
-    assert run("_plus_scalar", [x], {"scalar": -2})[0].tolist() == [248, 255]
-    assert run("sum", [x], {})[0].tolist() == [251]
-
-
-LARGE = [2**62 + 1, -(2**62) - 3, 2**53 + 1, -7]
 
 
 @pytest.mark.parametrize("op", ["elemwise_div", "broadcast_div"])
@@ -62,21 +60,9 @@ def test_quotients_of_integers_are_exact(op):
     assert run(op, [np.array([250, 7], np.uint8), np.array([3, 200], np.uint8)])[0].tolist() == [83, 0]
 
 
-def test_quotients_of_integers_and_numbers_are_exact():
-    """64-bit integers are divided exactly by a truncated scalar, and a scalar by 64-bit integers."""
-    x = np.array(LARGE, np.int64)
-    assert run("_div_scalar", [x], {"scalar": 1})[0].tolist() == LARGE
-    assert run("_div_scalar", [x], {"scalar": -2})[0].tolist() == [-(2**61), 2**61 + 1, -(2**52), 3]
-    assert run("_div_scalar", [x], {"scalar": 0.5})[0].tolist() == [0, 0, 0, 0]  # 0.5 becomes 0 first
-    assert run("_rdiv_scalar", [np.array([3, -3, 0])], {"scalar": 2.0**62})[0].tolist() == [
-        2**62 // 3,
-        -(2**62 // 3),
-        0,
-    ]
-
-
-def test_mean_of_integers_is_exact():
-    """The mean of 64-bit integers is computed without floats, so it is exact up to truncation."""
+def test_means_of_integers_are_exact():
+    """The mean of 64-bit integers is computed without floats, so it is exact up to truncation; a sum wraps around."""
+    assert run("sum", [np.uint8([250, 1, 9])], {})[0].tolist() == [4]
     x = np.array([LARGE], np.int64).T
     assert run("mean", [x], {"axis": 1})[0].tolist() == LARGE
     assert run("mean", [np.array([-3, -4])], {})[0].tolist() == [-3]
@@ -158,54 +144,33 @@ def test_arange_of_integers(params, expected, dtype):
     assert y.tolist() == expected
 
 
-X, G = [1, 2, 3, -4], [3, 1, 2, 5]
-ONE_INPUT = {
+X, Y, G = [1, 2, 3, -4], [2, 3, -1, 5], [3, 1, 2, 5]
+GRADIENTS = {
     "sqrt": [0, 0, 0, None], "square": [6, 4, 12, -40], "tanh": [3, 1, 2, 5], "exp": [6, 7, 40, 0],
     "expm1": [6, 7, 40, 0], "log": [3, 0, 0, 0], "cosh": [3, 3, 20, -135], "degrees": [171, 57, 114, 285],
     "reciprocal": [-3, 0, 0, 0], "abs": [3, 1, 2, -5], "relu": [3, 1, 2, 0], "sin": [0, 0, 0, 0],
     "radians": [0, 0, 0, 0], "cbrt": [0, 0, 0, 0], "erf": [0, 0, 0, 0], "sigmoid": [0, 0, 0, 0],
-}  # fmt: skip
-
-
-@together()
-@pytest.mark.parametrize("op", ONE_INPUT)
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_gradients_through_integers(op, dtype):
-    """The slope is truncated, then multiplied by the incoming gradient, with the results of MXNet 1.9.1."""
-    (actual,) = gradients(op, [np.array(X, dtype)], [np.array(G, dtype)])
-    assert actual.dtype == dtype
-    for got, want in zip(actual.tolist(), ONE_INPUT[op], strict=True):
-        assert want is None or got == want  # None: the slope is NaN, whose cast C leaves undefined
-
-
-TWO_INPUTS = {
     "elemwise_div": ([0, 0, -2, 0], [0, 0, -6, 0]), "broadcast_div": ([0, 0, -2, 0], [0, 0, -6, 0]),
     "broadcast_mod": ([0] * 4, [0] * 4), "_mod": ([0] * 4, [0] * 4), "broadcast_hypot": ([0] * 4, [0] * 4),
     "broadcast_power": ([6, 12, 0, 6400], [0, 5, 0, None]), "elemwise_mul": ([6, 3, -2, 25], [3, 2, 6, -20]),
     "broadcast_maximum": ([0, 0, 2, 0], [3, 1, 0, 5]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", TWO_INPUTS)
-def test_gradients_through_two_integers(op):
-    """Operators of two integer tensors truncate their slopes too; a remainder has no gradient."""
-    actual = gradients(op, [np.array(X, np.int32), np.array([2, 3, -1, 5], np.int32)], [np.array(G, np.int32)])
-    for side, expected in zip(actual, TWO_INPUTS[op], strict=True):
-        assert all(want is None or got == want for got, want in zip(side.tolist(), expected, strict=True))
-
-
-SCALARS = {
     "_div_scalar": [1, 0, 1, 2], "_rdiv_scalar": [-6, 0, 0, 0], "_mod_scalar": [0] * 4, "_rmod_scalar": [0] * 4,
     "_power_scalar": [6, 4, 12, -40], "_rpower_scalar": [3, 2, 10, 0], "_hypot_scalar": [0] * 4,
     "_maximum_scalar": [0, 1, 2, 0], "_mul_scalar": [6, 2, 4, 10],
 }  # fmt: skip
+"""The gradient of X, or those of X and Y; the number is 2.5. None: the slope is NaN, whose cast C leaves undefined."""
 
 
-@pytest.mark.parametrize("op", SCALARS)
-def test_gradients_through_integers_and_numbers(op):
-    """Operators of an integer tensor and a scalar truncate the slope and the scalar."""
-    (actual,) = gradients(op, [np.array(X, np.int32)], [np.array(G, np.int32)], {"scalar": 2.5})
-    assert actual.tolist() == SCALARS[op]
+@together()
+@pytest.mark.parametrize("op", GRADIENTS)
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_gradients_through_integers(op, dtype):
+    """Slope and number are truncated, and the slope is multiplied by the incoming gradient, as in MXNet 1.9.1."""
+    two, params = isinstance(GRADIENTS[op], tuple), {"scalar": 2.5} if op.endswith("_scalar") else {}
+    actual = gradients(op, [np.array(x, dtype) for x in (X, Y)[: 1 + two]], [np.array(G, dtype)], params)
+    for side, expected in zip(actual, GRADIENTS[op] if two else [GRADIENTS[op]], strict=True):
+        assert side.dtype == dtype
+        assert all(want is None or got == want for got, want in zip(side.tolist(), expected, strict=True))
 
 
 @pytest.mark.parametrize(("op", "params"), [("norm", {}), ("norm", {"ord": 1}), ("prod", {}), ("prod", {"axis": 0})])

@@ -11,6 +11,7 @@ import pytest
 import weftplan as mx
 import weftplan.ops
 from tests.support.ops_harness import check_contract, check_gradient, garbage_bytes
+from weftplan.ndarray.arithmetic import MASK_MAKERS
 from weftplan.ops.core import registry
 from weftplan.ops.core.expression import Expr, FormulaError, Scalar, cast, f, where
 from weftplan.ops.core.formula_kernel import FormulaKernel
@@ -18,6 +19,7 @@ from weftplan.ops.core.lowering import lower
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.rules import floats_only
 from weftplan.ops.core.schema import OpContext, Param, TensorSpec
+from weftplan.ops.elementwise import binary
 from weftplan.ops.elementwise.rows import row
 
 FORMULAS = [name for name in sorted(registry.names(aliases=False))
@@ -175,9 +177,10 @@ def test_arithmetic_of_arrays_is_one_ufunc(dtype: str):
 
 
 def test_bools_take_functions_without_a_loop_of_bools():
-    """Squares and quotients of bools are computed in another dtype, and converted."""
+    """Squares, quotients and remainders of bools are computed in another dtype, and converted."""
     x, y = mx.nd.array([True, False], dtype=bool), mx.nd.array([True, True], dtype=bool)
     assert mx.nd.square(x).asnumpy().tolist() == mx.nd.elemwise_div(x, y).asnumpy().tolist() == [True, False]
+    assert mx.nd._internal._mod_scalar(x, scalar=2).asnumpy().tolist() == [False, False]
 
 
 def test_exponent_of_bools_is_converted():
@@ -224,6 +227,38 @@ def test_rows_are_refused_by_name():
     with pytest.raises(mx.errors.ParameterError, match="operator 'sign' is registered already"):
         row("sign", "exp", lambda g, x, y: g, doc="")
     assert not registry.contains("_backward_sign")
+
+
+def test_an_operation_is_declared_once(monkeypatch: pytest.MonkeyPatch):
+    """All operators of an operation, and their gradients, follow from one declaration; so does the name in errors."""
+    for table in ("_OPS", "_ALIASES"):  # operators of the test disappear after it
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    sides = (lambda g, a, b: a * g * 2.0 - b * g, lambda g, a, b: -(a * g))
+    binary.arithmetic("mixed", lambda a, b: a * a - a * b, "{0}² - {0} * {1}.", grads=sides, left={}, in_mxnet=False)
+    x, y = np.linspace(0.2, 0.7, 6).reshape(2, 3), np.linspace(-1, 1, 3)
+    for name, inputs, expected, doc in (
+        ("_mixed", [x, x[::-1]], x * x - x * x[::-1], "lhs² - lhs * rhs. Shapes must be equal."),
+        ("broadcast_mixed", [x, y], x * x - x * y, "lhs² - lhs * rhs. Shapes broadcast."),
+        ("_mixed_scalar", [x], x * x - x * 1.5, "data² - data * scalar."),
+        ("_rmixed_scalar", [x], 1.5 * 1.5 - 1.5 * x, "scalar² - scalar * data."),
+    ):
+        params = {"scalar": 1.5} if name.endswith("_scalar") else {}
+        check_contract(name, inputs, params)
+        check_gradient(name, inputs, params)
+        result = getattr(mx.nd, name)(*[mx.nd.array(one, dtype="float64") for one in inputs], **params)
+        np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-15)
+        assert registry.get(name).doc == doc
+    assert registry.get("_mixed").with_number == ("_mixed_scalar", "_rmixed_scalar")
+    assert registry.get("_RMixedScalar") is registry.get("_rmixed_scalar")
+    with pytest.raises(FormulaError, match="row '_wrong_scalar', float32: unknown function 'exq'"):
+        binary.arithmetic("wrong", lambda a, b: f.exq(a), "")
+    assert not [name for name in registry.names() if "wrong" in name]
+
+
+def test_arrays_know_all_comparisons():
+    """The masks that select elements are the results of all operations that are declared as comparisons."""
+    names = {name for word, *_ in binary.COMPARISONS for name in (f"broadcast_{word}", f"_{word}_scalar")}
+    assert {name for name in MASK_MAKERS if registry.get(name).inputs != ("data",) or "_scalar" in name} == names
 
 
 def test_scalars_compute_in_the_order_of_python():

@@ -40,38 +40,25 @@ class Binary(NamedTuple):
     Attributes:
         name: its name in errors.
         arrays: the operator of two arrays, whose formula computes all results.
-        scalar, swapped: names of the operations with a number on the right, and on the left.
     """
 
     name: str
     arrays: str
-    scalar: str
-    swapped: str
+
+    def operation(self, is_array: bool, swapped: bool) -> str:
+        """Return the name of an operation, in reports: of two arrays, or with a number on the right or left."""
+        with_number = () if is_array or self is FLOORDIV else registry.get(self.arrays).with_number
+        return with_number[swapped] if with_number else self.arrays
 
 
-def _binary(name: str, word: str = "", *, scalar: str = "", swapped: str = "") -> Binary:
-    """Return an operator; ``word``, ``scalar`` and ``swapped`` are the words in the names of its operators."""
-    word = word or name
-    scalar = scalar or word
-    return Binary(name, f"broadcast_{word}", f"_{scalar}_scalar", f"_{swapped or scalar}_scalar")
-
-
-ADD = _binary("add", scalar="plus")
-SUB = _binary("subtract", "sub", scalar="minus", swapped="rminus")
-MUL = _binary("multiply", "mul")
-DIV = _binary("divide", "div", swapped="rdiv")
-FLOORDIV = Binary("floor_divide", "floor_divide", "floor_divide", "floor_divide")
-MOD = _binary("mod", swapped="rmod")
-POW = _binary("power", swapped="rpower")
-MAX, MIN = _binary("maximum"), _binary("minimum")
-EQ, NE = _binary("equal"), _binary("not_equal")
-LT, GT = _binary("lesser", swapped="greater"), _binary("greater", swapped="lesser")
-LE, GE = _binary("lesser_equal", swapped="greater_equal"), _binary("greater_equal", swapped="lesser_equal")
-AND, OR, XOR = _binary("logical_and"), _binary("logical_or"), _binary("logical_xor")
-
-_COMPARING = (EQ, NE, LT, LE, GT, GE, AND, OR, XOR)
-_COMPARISONS = frozenset(op.name for op in _COMPARING)
-MASK_MAKERS = frozenset(name for op in _COMPARING for name in (op.arrays, op.scalar, op.swapped)) | {
+ADD, SUB = Binary("add", "broadcast_add"), Binary("subtract", "broadcast_sub")
+MUL, DIV = Binary("multiply", "broadcast_mul"), Binary("divide", "broadcast_div")
+FLOORDIV = Binary("floor_divide", "floor_divide")
+MOD, POW, MAX, MIN = (Binary(word, f"broadcast_{word}") for word in ("mod", "power", "maximum", "minimum"))
+_COMPARISONS = ("equal", "not_equal", "lesser", "lesser_equal", "greater", "greater_equal", "logical_and", "logical_or",
+          "logical_xor")  # fmt: skip
+EQ, NE, LT, LE, GT, GE, AND, OR, XOR = (Binary(word, f"broadcast_{word}") for word in _COMPARISONS)
+MASK_MAKERS = frozenset(form.format(word) for word in _COMPARISONS for form in ("broadcast_{}", "_{}_scalar")) | {
     "logical_not", "_contrib_isnan", "_contrib_isinf", "_contrib_isfinite"
 }  # fmt: skip
 """Names of the operators whose results are masks; memory has the name of the operator that it was made for."""
@@ -81,7 +68,8 @@ _EXACT = 1 << 53
 BOOL, _INT64 = np.dtype(bool), np.dtype(np.int64)
 _MAX_CACHED = 1024
 _small: dict[Any, SmallWork | None] = {}
-"""Inline operations by (operator, name, dtype of operands, shape of the result); None: the result is too large."""
+"""Inline operations by (operator, whether both operands are arrays, whether they are swapped, their dtype, shape of the
+result); None: the result is too large."""
 _functions: dict[tuple[str, DType, DType, str], Kernel] = {}
 """(operator, dtype of operands, dtype of the result, array module) -> function of two operands and the output."""
 
@@ -127,7 +115,7 @@ def inplace(op: Binary, lhs: Array, rhs: Any) -> Array:
         else:
             operand = KernelValue(converted)
     if not write_inline(_function(op, dtype, dtype, np), (lhs, operand), (lhs,)):
-        name = op.scalar if operand.__class__ is KernelValue else op.arrays
+        name = op.operation(operand.__class__ is not KernelValue, swapped=False)
         _push(op, name, (dtype, dtype), [lhs, operand, lhs], reads, chunk)
     return lhs
 
@@ -155,13 +143,13 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     if array and operand.chunk is not chunk:
         reads = (chunk.var, operand.chunk.var)
     operands = [operand, lhs] if swapped else [lhs, operand]
-    name = op.arrays if array else op.swapped if swapped else op.scalar
-    form = op.name, name, lhs.np_dtype, shape
+    form = op.name, array, swapped, lhs.np_dtype, shape
     small = _small[form] if form in _small else _small_work(op, form, dtype)
     if small is not None and context.device_type == "cpu":
         out = run_inline(small, operands, lhs.__class__, context, reads)
         if out is not None:
             return out
+    name = op.operation(array, swapped)
     result_chunk = ARRAY_CHUNK.get()(
         context, math.prod(shape) * dtype.itemsize, delay_alloc=True, name=name, prompt=False
     )
@@ -170,13 +158,13 @@ def binary(op: Binary, lhs: Array, rhs: Any, *, swapped: bool = False) -> Array:
     return out
 
 
-def _small_work(op: Binary, form: tuple[str, str, DType, tuple[int, ...]], dtype: DType) -> SmallWork | None:
+def _small_work(op: Binary, form: tuple[str, bool, bool, DType, tuple[int, ...]], dtype: DType) -> SmallWork | None:
     """Make the inline operation for a result of ``dtype``, or None if it is too large."""
-    _, name, operands, shape = form
+    _, is_array, swapped, operands, shape = form
     nbytes = math.prod(shape) * dtype.itemsize
     small = None
     if 0 < 3 * nbytes <= MAX_BYTES:
-        small = SmallWork(_function(op, operands, dtype, np), name, shape, dtype, nbytes)
+        small = SmallWork(_function(op, operands, dtype, np), op.operation(is_array, swapped), shape, dtype, nbytes)
     if len(_small) >= _MAX_CACHED:
         _small.clear()
     _small[form] = small

@@ -1,12 +1,13 @@
 """Python operators of ``Symbol``: ``+ - * / % **``, comparisons, ``-x``, ``abs``.
 
-Each selects the graph operator for two symbols, or for a symbol and a number, and an automatic name. This module keeps
-no state; any thread may use it.
+Each selects the graph operator for two symbols, or for a symbol and a number, and an automatic name. Operators
+are looked up once per process; any thread may use this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from numbers import Number
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -14,39 +15,20 @@ import numpy as np
 
 from weftplan.errors import NotImplementedForSymbol, ParameterError
 from weftplan.ops.core import registry
+from weftplan.ops.core.schema import Op
 from weftplan.symbol import attribute, name
 from weftplan.symbol.compose import apply
 from weftplan.symbol.node import Entry, Node
 
 _S = TypeVar("_S", bound="Arithmetic")
-_Choice = tuple[str, str]
-_BINARY: dict[str, tuple[_Choice, _Choice, _Choice]] = {
-    # kind: operator of two symbols; then (operator, hint) with a number on the right, and with a number on the left
-    "add": (("elemwise_add", "_plus"), ("_plus_scalar", "_plusscalar"), ("_plus_scalar", "_plusscalar")),
-    "sub": (("elemwise_sub", "_minus"), ("_minus_scalar", "_minusscalar"), ("_rminus_scalar", "_rminusscalar")),
-    "mul": (("elemwise_mul", "_mul"), ("_mul_scalar", "_mulscalar"), ("_mul_scalar", "_mulscalar")),
-    "truediv": (("elemwise_div", "_div"), ("_div_scalar", "_divscalar"), ("_rdiv_scalar", "_rdivscalar")),
-    "mod": (("_mod", "_mod"), ("_mod_scalar", "_modscalar"), ("_rmod_scalar", "_rmodscalar")),
-    "pow": (("_power", "_power"), ("_power_scalar", "_powerscalar"), ("_rpower_scalar", "_rpower_scalar")),
-}
-# With the number on the left, the function's automatic name differs from the operator's.
-_BINARY["power"] = (*_BINARY["pow"][:2], ("_rpower_scalar", "_rpowerscalar"))
-for _kind in ("maximum", "minimum", "hypot"):
-    _with_number = (f"_{_kind}_scalar", f"_{_kind}scalar")
-    _BINARY[_kind] = ((f"_{_kind}", f"_{_kind}"), _with_number, _with_number)
-for _kind, _word, _mirror in (
-    ("eq", "equal", "equal"),
-    ("ne", "not_equal", "not_equal"),
-    ("gt", "greater", "lesser"),
-    ("ge", "greater_equal", "lesser_equal"),
-    ("lt", "lesser", "greater"),
-    ("le", "lesser_equal", "greater_equal"),
-):
-    _BINARY[_kind] = (
-        (f"_{_word}", f"_{_word}"),
-        (f"_{_word}_scalar", f"_{_word}_scalar"),
-        (f"_{_mirror}_scalar", f"_{_mirror}_scalar"),
-    )
+_COMPARISONS = {
+    "eq": "_equal", "ne": "_not_equal", "gt": "_greater", "ge": "_greater_equal", "lt": "_lesser", "le": "_lesser_equal"
+}  # fmt: skip
+_OPERATORS = {
+    "add": "elemwise_add", "sub": "elemwise_sub", "mul": "elemwise_mul", "truediv": "elemwise_div", "mod": "_mod",
+    "pow": "_power", "power": "_power", "maximum": "_maximum", "minimum": "_minimum", "hypot": "_hypot", **_COMPARISONS
+}  # fmt: skip
+"""Kind of a Python operator or function -> operator of two symbols."""
 
 
 def is_number(value: object) -> bool:
@@ -56,19 +38,32 @@ def is_number(value: object) -> bool:
 
 def binary(kind: str, lhs: object, right: object) -> Node | None:
     """Make the node of ``lhs <kind> right``; one side may be a number. Return None for NotImplemented."""
-    operator, scalar, reverse = _BINARY[kind]
     if isinstance(lhs, Entry) and isinstance(right, Entry):
-        return _node(*operator, [lhs, right], {})
+        return _node(*_choice(kind), [lhs, right], {})
     if isinstance(lhs, Entry) and is_number(right):
-        return _node(*scalar, [lhs], {"scalar": right})
+        return _node(*_choice(kind, 0), [lhs], {"scalar": right})
     if isinstance(right, Entry) and is_number(lhs):
-        return _node(*reverse, [right], {"scalar": lhs})
+        return _node(*_choice(kind, 1), [right], {"scalar": lhs})
     return None
 
 
-def _node(op: str, hint: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:
+@cache
+def _choice(kind: str, symbol: int | None = None) -> tuple[Op, str]:
+    """Return the operator of two symbols, or of a symbol and a number, and the beginning of its automatic names.
+
+    ``symbol``: index of the operand that is no number; None: neither is.
+    """
+    op = registry.get(_OPERATORS[kind])
+    if symbol is not None:
+        op = registry.get(op.with_number[symbol])
+    # Names are MXNet's: of comparisons and ``2 ** x`` the operator's name, of all others its last alias.
+    by_name = kind in _COMPARISONS or (kind == "pow" and symbol == 1)
+    return op, op.name if by_name else op.aliases[-1].lower()
+
+
+def _node(op: Op, hint: str, inputs: list[Entry], params: Mapping[str, object]) -> Node:
     attrs: dict[str, Any] = {**params, **attribute.current()}
-    return apply(registry.get(op), name.current().get(None, hint), inputs, attrs=attrs)
+    return apply(op, name.current().get(None, hint), inputs, attrs=attrs)
 
 
 def _operator(kind: str, *, swapped: bool = False) -> Callable[[_S, object], _S]:
@@ -129,10 +124,10 @@ class Arithmetic:
 
     def __neg__(self) -> Self:
         """Return ``-x``, which MXNet writes as a multiplication."""
-        return type(self)([Entry(_node("_mul_scalar", "_mulscalar", [self._single()], {"scalar": -1.0}))])
+        return type(self)([Entry(_node(*_choice("mul", 0), [self._single()], {"scalar": -1.0}))])
 
     def __abs__(self) -> Self:
-        return type(self)([Entry(_node("abs", "abs", [self._single()], {}))])
+        return type(self)([Entry(_node(registry.get("abs"), "abs", [self._single()], {}))])
 
     def __bool__(self) -> bool:
         raise NotImplementedForSymbol(

@@ -130,7 +130,8 @@ FOLDS.update(
         "Add": _elementwise(np.add),
         "Sub": _elementwise(np.subtract),
         "Mul": _elementwise(np.multiply),
-        "Div": _elementwise(lambda a, b: a // b if np.asarray(a).dtype.kind in "iu" else a / b),
+        # Quotients of integers are rounded towards zero.
+        "Div": _elementwise(lambda a, b: (a - np.fmod(a, b)) // b if np.asarray(a).dtype.kind in "iu" else a / b),
         "Mod": lambda call, i: _elementwise(np.fmod if call.get("fmod", 0) else np.mod)(call, i),
         "Expand": _expanded,
         "Clip": _clipped,

@@ -10,49 +10,30 @@ import math
 
 import numpy as np
 
-from weftplan import symbol as sym
+from weftplan.convert.kinds import ACTIVATIONS, LEAKY_RELU
 from weftplan.convert.library import onnx_module
 from weftplan.convert.onnx_in.reading import OnnxCall, rule
-from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
-from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
+from weftplan.ops.core import registry
+from weftplan.ops.elementwise import binary, unary  # noqa: F401 - they fill the table of names
+from weftplan.ops.elementwise.rows import ONNX
 from weftplan.symbol import Symbol
 
-_BROADCAST = {theirs: ours for ours, theirs in ONNX_BINARY.items() if ours.startswith("broadcast_")}
-_SCALAR = {key: ours for ours, key in ONNX_SCALAR.items()}
-"""The operator by (ONNX's name, whether the number is its left operand)."""
-_BINARY = ("Add", "Sub", "Mul", "Div", "Pow")
+_OURS = {
+    **{theirs: ours for ours, theirs in ONNX.items() if not ours.startswith(("_", "elemwise_"))},
+    "Identity": "identity",
+    "Not": "logical_not",
+}
+"""The operator of each elementwise one of ONNX: of two arrays, the operator that broadcasts."""
 
 
-@rule(*_BINARY)
-def _binary(call: OnnxCall) -> Symbol:
-    for k, number_is_left in ((1, False), (0, True)):
-        if not isinstance(call.inputs[k], Symbol) and np.size(call.inputs[k]) == 1:
-            number = float(np.reshape(call.inputs[k], -1)[0])
-            op = _SCALAR.get((call.op, number_is_left)) or _SCALAR[call.op, False]  # sums and products are symmetric
-            result: Symbol = getattr(sym, op)(call.symbol(1 - k), scalar=number)
-            return result
-    return call.make(_BROADCAST[call.op], call.symbol(), call.symbol(1))
-
-
-_COMPARISONS = {"Equal": ("equal", "equal"), "Greater": ("greater", "lesser"), "Less": ("lesser", "greater"),
-                "GreaterOrEqual": ("greater_equal", "lesser_equal"),
-                "LessOrEqual": ("lesser_equal", "greater_equal")}  # fmt: skip
-"""ONNX's comparison -> the operator here, and that of the exchanged operands."""
-
-
-@rule(*_COMPARISONS)
-def _comparison(call: OnnxCall) -> Symbol:
-    for k, name in enumerate(_COMPARISONS[call.op]):
-        if not isinstance(call.inputs[1 - k], Symbol) and np.size(call.inputs[1 - k]) == 1:
-            number = float(np.reshape(call.inputs[1 - k], -1)[0])
-            result: Symbol = getattr(sym, f"_{name}_scalar")(call.symbol(k), scalar=number)
-            return result
-    return call.make(f"broadcast_{_COMPARISONS[call.op][0]}", call.symbol(), call.symbol(1))
-
-
-@rule("Not")
-def _not(call: OnnxCall) -> Symbol:
-    return call.make("logical_not", call.symbol())
+@rule(*_OURS)
+def _elementwise(call: OnnxCall) -> Symbol:
+    with_number = registry.get(_OURS[call.op]).with_number
+    for array, name in enumerate(with_number):
+        value = call.inputs[1 - array] if call.has(1 - array) else []
+        if not isinstance(value, Symbol) and np.size(value) == 1:
+            return call.make(name, call.symbol(array), scalar=float(np.reshape(value, -1)[0]))
+    return call.make(_OURS[call.op], *[call.symbol(k) for k in range(2 if with_number else 1)])
 
 
 @rule("Where")
@@ -67,30 +48,27 @@ def _where(call: OnnxCall) -> Symbol:
 
 @rule("Sum", "Max", "Min", "Mean")
 def _several(call: OnnxCall) -> Symbol:
+    """Convert the operators of any number of inputs."""
     parts = [call.symbol(k) for k in range(len(call.inputs))]
-    name = _BROADCAST.get(call.op, _BROADCAST["Add"])
+    name = _OURS.get(call.op, "broadcast_add")
     result = parts[0]
     for part in parts[1:]:
         result = call.make(name, result, part)
     return result / len(parts) if call.op == "Mean" else result
 
 
-_UNARY = {**{theirs: ours for ours, theirs in ONNX.items()}, "Identity": "identity"}
+_ACTIVATIONS = {theirs: kind for kind, theirs in ACTIVATIONS.items()}
+_LEAKY_RELU = {theirs: kind for kind, theirs in LEAKY_RELU.items() if kind != "prelu"}
 
 
-@rule(*_UNARY)
-def _unary(call: OnnxCall) -> Symbol:
-    return call.make(_UNARY[call.op], call.symbol())
+@rule(*_ACTIVATIONS)
+def _activation(call: OnnxCall) -> Symbol:
+    return call.make("Activation", call.symbol(), act_type=_ACTIVATIONS[call.op])
 
 
-@rule("Softplus")
-def _softplus(call: OnnxCall) -> Symbol:
-    return call.make("Activation", call.symbol(), act_type="softrelu")
-
-
-@rule("LeakyRelu", "Elu", "Selu")
+@rule(*_LEAKY_RELU)
 def _leaky(call: OnnxCall) -> Symbol:
-    kind = {"LeakyRelu": "leaky", "Elu": "elu", "Selu": "selu"}[call.op]
+    kind = _LEAKY_RELU[call.op]
     slope = call.get("alpha", 0.01 if kind == "leaky" else 1.0)
     return call.make("LeakyReLU", call.symbol(), act_type=kind, **({} if kind == "selu" else {"slope": slope}))
 

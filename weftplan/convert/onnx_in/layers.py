@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.convert.kinds import POOLS
 from weftplan.convert.onnx_in.reading import OnnxCall, rule
 from weftplan.symbol import Symbol
 
@@ -101,7 +102,10 @@ def _conv(call: OnnxCall) -> Symbol:
     return call.make("Convolution", data, call.as_parameter(1), *bias, num_filter=weight.shape[0], pad=pad, **shared)
 
 
-@rule("MaxPool", "AveragePool", "LpPool")
+_POOLS = {theirs: kind for kind, theirs in POOLS.items()}
+
+
+@rule(*_POOLS)
 def _pool(call: OnnxCall) -> Symbol:
     kernel = tuple(call.get("kernel_shape"))
     axes = len(kernel)
@@ -114,7 +118,7 @@ def _pool(call: OnnxCall) -> Symbol:
     if uneven and not counted:
         raise call.refuse(f"pads={pads}: an average that leaves padding out needs the same on both sides")
     data, pad = _padded(call, call.symbol(), pads, -math.inf if call.op == "MaxPool" else 0.0)
-    kind = {"MaxPool": "max", "AveragePool": "avg", "LpPool": "lp"}[call.op]
+    kind = _POOLS[call.op]
     facts: dict[str, Any] = {"p_value": call.get("p", 2)} if kind == "lp" else {}
     if kind == "avg":
         facts["count_include_pad"] = counted
@@ -124,9 +128,9 @@ def _pool(call: OnnxCall) -> Symbol:
     )
 
 
-@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@rule(*(f"Global{theirs}" for theirs in _POOLS))
 def _global_pool(call: OnnxCall) -> Symbol:
-    kind = {"GlobalAveragePool": "avg", "GlobalMaxPool": "max", "GlobalLpPool": "lp"}[call.op]
+    kind = _POOLS[call.op.removeprefix("Global")]
     facts = {"p_value": call.get("p", 2)} if kind == "lp" else {}
     return call.make("Pooling", call.symbol(), global_pool=True, kernel=(1,) * (len(call.shape()) - 2),
                      pool_type=kind, **facts)  # fmt: skip

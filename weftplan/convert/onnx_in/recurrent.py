@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weftplan import symbol as sym
-from weftplan.convert.gates import FROM_ONNX, GATES
+from weftplan.convert.kinds import FROM_ONNX, GATES
 from weftplan.convert.onnx_in.reading import OnnxCall, rule
 from weftplan.support.array_types import RawArray
 from weftplan.symbol import Symbol

@@ -7,23 +7,34 @@ the rules; only one thread may build a graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
+from weftplan.convert.kinds import ACTIVATIONS, LEAKY_RELU
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_out.writing import RULES, NodeWriter, rule
-from weftplan.ops.elementwise import binary, scalar, unary  # noqa: F401 - they fill the tables of names
-from weftplan.ops.elementwise.rows import ONNX, ONNX_BINARY, ONNX_SCALAR
+from weftplan.convert.onnx_out.writing import NodeWriter, rule
+from weftplan.ops.elementwise import unary  # noqa: F401 - it fills the table of names
+from weftplan.ops.elementwise.binary import COMPARISONS
+from weftplan.ops.elementwise.rows import ONNX
+
+_THEIRS = {**ONNX, **dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"), "add_n": "Sum"}
+_TRUTHS = {theirs for *_, theirs in COMPARISONS if theirs}
+_NOT_EQUAL = ("broadcast_not_equal", "_not_equal", "_not_equal_scalar")
 
 
-def _plain(names: Mapping[str, str]) -> None:
-    for ours, theirs in names.items():
-        RULES[ours] = lambda call, theirs=theirs: call.end(theirs, call.inputs)  # type: ignore[misc]
-
-
-_plain({**ONNX, **ONNX_BINARY, **dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"),
-        "add_n": "Sum"})  # fmt: skip
+@rule(*_THEIRS, *_NOT_EQUAL)
+def _elementwise(call: NodeWriter) -> None:
+    assert call.node.op is not None
+    name, inputs = call.node.op.name, [*call.inputs]
+    theirs = _THEIRS.get(name, "Equal")
+    if "scalar" in call.params:
+        inputs.insert(0 if name.startswith("_r") else 1, call.constant(call.params["scalar"], call.dtype()))
+    if theirs not in _TRUTHS:
+        call.end(theirs, inputs)
+        return
+    truth = call.emit(theirs, inputs)
+    truth = call.emit("Not", [truth]) if name in _NOT_EQUAL else truth
+    call.end("Cast", [truth], to=onnx_module().helper.np_dtype_to_tensor_dtype(call.dtype()))
 
 
 @rule("Dropout", "LinearRegressionOutput", "MAERegressionOutput")
@@ -34,33 +45,6 @@ def _first_axis(call: NodeWriter) -> None:
 @rule("LogisticRegressionOutput")
 def _logistic(call: NodeWriter) -> None:
     call.end("Sigmoid", call.inputs[:1])
-
-
-@rule(*ONNX_SCALAR)
-def _scalar(call: NodeWriter) -> None:
-    assert call.node.op is not None
-    theirs, number_is_left = ONNX_SCALAR[call.node.op.name]
-    number = call.constant(call.params["scalar"], call.dtype())
-    call.end(theirs, [number, call.inputs[0]] if number_is_left else [call.inputs[0], number])
-
-
-_COMPARISONS = {
-    "equal": "Equal",
-    "greater": "Greater",
-    "greater_equal": "GreaterOrEqual",
-    "lesser": "Less",
-    "lesser_equal": "LessOrEqual",
-}
-
-
-@rule(*(form.format(word) for word in (*_COMPARISONS, "not_equal") for form in ("broadcast_{}", "_{}", "_{}_scalar")))
-def _comparison(call: NodeWriter) -> None:
-    assert call.node.op is not None
-    word = call.node.op.name.removeprefix("broadcast").removeprefix("_").removesuffix("_scalar")
-    number = [] if len(call.inputs) == 2 else [call.constant(call.params["scalar"], call.dtype())]
-    truth = call.emit(_COMPARISONS.get(word, "Equal"), [*call.inputs, *number])
-    truth = call.emit("Not", [truth]) if word == "not_equal" else truth
-    call.end("Cast", [truth], to=onnx_module().helper.np_dtype_to_tensor_dtype(call.dtype()))
 
 
 @rule("where")
@@ -84,8 +68,7 @@ def _rsqrt(call: NodeWriter) -> None:
 
 @rule("Activation")
 def _activation(call: NodeWriter) -> None:
-    names = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu": "Softplus", "softsign": "Softsign"}
-    call.end(names[call.params["act_type"]], call.inputs)
+    call.end({**ONNX, **ACTIVATIONS}[call.params["act_type"]], call.inputs)
 
 
 @rule("LeakyReLU")
@@ -93,16 +76,16 @@ def _leaky(call: NodeWriter) -> None:
     kind, slope = call.params["act_type"], float(call.params["slope"])
     if kind in ("leaky", "rrelu"):
         alpha = slope if kind == "leaky" else (call.params["lower_bound"] + call.params["upper_bound"]) / 2
-        call.emit("LeakyRelu", call.inputs[:1], call.outputs[0], alpha=float(alpha))
+        call.end(LEAKY_RELU["leaky"], call.inputs[:1], alpha=float(alpha))
     elif kind == "elu":
-        call.end("Elu", call.inputs[:1], alpha=slope)
+        call.end(LEAKY_RELU[kind], call.inputs[:1], alpha=slope)
     elif kind == "selu":
-        call.end("Selu", call.inputs[:1])
+        call.end(LEAKY_RELU[kind], call.inputs[:1])
     elif kind == "prelu":
         shape = call.shape(1)
         dims = (math.prod(shape), *(1,) * (len(call.shape()) - 2)) if len(shape) == 1 else shape
         slopes = call.emit("Reshape", [call.inputs[1], call.constant(dims, np.int64)])
-        call.end("PRelu", [call.inputs[0], slopes])
+        call.end(LEAKY_RELU[kind], [call.inputs[0], slopes])
     else:
         x, dtype = call.inputs[0], call.dtype()
         inner = call.emit("Erf", [call.emit("Mul", [x, call.constant(math.sqrt(0.5), dtype)])])

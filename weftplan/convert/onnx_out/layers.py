@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from weftplan.convert.kinds import POOLS
 from weftplan.convert.onnx_out.writing import NodeWriter, rule
 from weftplan.ops.nn.batch_norm import BATCH_NORMS
 
@@ -95,12 +96,12 @@ def _pooling(call: NodeWriter) -> None:
     p, kind, axes = call.params, call.params["pool_type"], len(call.shape()) - 2
     if p["pooling_convention"] == "same":
         raise call.refuse("pooling_convention=same has no counterpart")
-    names = {"max": "MaxPool", "avg": "AveragePool", "sum": "AveragePool", "lp": "LpPool"}
+    theirs = POOLS["avg" if kind == "sum" else kind]
     facts: dict[str, Any] = {"p": p["p_value"] or 2} if kind == "lp" else {}
     sizes = call.shape()[2:] if p["global_pool"] else p["kernel"]
     pooled = call.fresh() if kind == "sum" else call.outputs[0]
     if p["global_pool"]:
-        call.emit("Global" + names[kind], call.inputs, pooled, **facts)
+        call.emit(f"Global{theirs}", call.inputs, pooled, **facts)
     else:
         if p["pooling_convention"] == "full" and kind != "lp":
             facts["ceil_mode"] = 1
@@ -108,7 +109,7 @@ def _pooling(call: NodeWriter) -> None:
             raise call.refuse("pooling_convention=full of lp pooling has no counterpart")
         if kind in ("avg", "sum"):
             facts["count_include_pad"] = int(kind == "sum" or p["count_include_pad"] is not False)
-        call.emit(names[kind], call.inputs, pooled, kernel_shape=list(sizes), **_window(call, axes), **facts)
+        call.emit(theirs, call.inputs, pooled, kernel_shape=list(sizes), **_window(call, axes), **facts)
     if kind == "sum":
         call.end("Mul", [pooled, call.constant(math.prod(sizes), call.dtype())])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weftplan.convert.gates import GATES, OPERATORS, TO_ONNX
+from weftplan.convert.kinds import GATES, OPERATORS, TO_ONNX
 from weftplan.convert.onnx_out.writing import NodeWriter, rule
 
 

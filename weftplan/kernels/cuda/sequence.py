@@ -8,8 +8,8 @@ import numpy as np
 
 from weftplan.ops.core.cuda_source import each, floats
 from weftplan.ops.core.implementations import Implementation, Specs, provide
+from weftplan.ops.core.kernels import converted
 from weftplan.ops.core.schema import Arrays, Kernel, OpContext, Params, Shape
-from weftplan.ops.elementwise.scalar import converted
 
 _SOURCE = """
 __device__ long long between(long long n, long long low, long long high) {

@@ -19,7 +19,7 @@ from itertools import islice
 import numpy as np
 
 from weftplan.ops.core import tiling
-from weftplan.ops.core.floats import is_half
+from weftplan.ops.core.floats import is_float, is_half
 from weftplan.ops.core.forms import BoundKernel, Call
 from weftplan.ops.core.schema import (
     Arrays,
@@ -33,18 +33,6 @@ from weftplan.support.array_types import ArrayModule, RawArray, Scalar
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
-COMPARISONS = (
-    ("equal", "equal", "{} == {}"),
-    ("not_equal", "not_equal", "{} != {}"),
-    ("greater", "greater", "{} > {}"),
-    ("greater_equal", "greater_equal", "{} >= {}"),
-    ("lesser", "less", "{} < {}"),
-    ("lesser_equal", "less_equal", "{} <= {}"),
-    ("logical_and", "logical_and", "{} and {} are both not 0"),
-    ("logical_or", "logical_or", "{} or {} is not 0"),
-    ("logical_xor", "logical_xor", "exactly one of {} and {} is not 0"),
-)
-"""Operators whose results are 0 or 1: (MXNet's name, NumPy's function, the condition for 1)."""
 
 
 class _CopyKernel(BoundKernel):
@@ -62,6 +50,19 @@ class _CopyKernel(BoundKernel):
 
 
 copy_kernel = _CopyKernel()
+
+
+def converted(value: float, dtype: DType) -> float:
+    """Return ``value`` as a number of ``dtype``: unchanged for floats, else truncated and wrapped like a C cast.
+
+    >>> converted(2.9, np.dtype("int32")), converted(-1.0, np.dtype("uint8"))
+    (2, 255)
+    """
+    if is_float(dtype):
+        return value
+    bits = int(value) & (1 << 64) - 1 if math.isfinite(value) else 0
+    number: float = np.array(bits, np.uint64).astype(dtype).item()
+    return number
 
 
 def accumulator(dtype: DType) -> DType:

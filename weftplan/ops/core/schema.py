@@ -312,6 +312,8 @@ class Op:
     grad_inputs: tuple[int, ...] | Callable[[Params], tuple[int, ...]] = ()
     """In a backward operator, for each output the index of the forward input whose gradient it is."""
     aliases: tuple[str, ...] = ()
+    with_number: tuple[str, ...] = ()
+    """In an operator of two arrays, the operators with a number in place of the right and of the left array."""
     saved_as: str = ""
     """Name in symbol files if it is not ``name``."""
     in_mxnet: bool = True

@@ -14,7 +14,7 @@ import numpy as np
 from weftplan.errors import ShapeError
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import kernel, workspace_kernel
-from weftplan.ops.core.kernels import block_bytes, blocks
+from weftplan.ops.core.kernels import block_bytes, blocks, converted
 from weftplan.ops.core.params import p_bool, p_dtype, p_float, p_int, p_optional, p_shape, p_str
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -28,7 +28,6 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import Kernel, Op, Param, Params, TensorSpec, Workspace
-from weftplan.ops.elementwise.scalar import converted
 from weftplan.support.array_types import ArrayModule, DType, RawArray
 
 FLOAT32 = np.dtype(np.float32)

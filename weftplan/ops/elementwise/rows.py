@@ -6,10 +6,10 @@ values that the gradient keeps alive, membership in fused kernels, and the compi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import get_args
+from types import FunctionType
+from typing import cast, get_args
 
 import numpy as np
 
@@ -32,11 +32,7 @@ from weftplan.ops.core.schema import (
 )
 
 ONNX: dict[str, str] = {}
-"""ONNX's name of each operator of one array that ONNX has with the same meaning, without attributes."""
-ONNX_BINARY: dict[str, str] = {}
-"""ONNX's name of each operator of two arrays that ONNX has with the same meaning."""
-ONNX_SCALAR: dict[str, tuple[str, bool]] = {}
-"""ONNX's name of each operator of an array and a number, and whether the number is its left operand."""
+"""ONNX's name of each elementwise operator that ONNX has with the same meaning, without attributes."""
 _READ = {"x": ("x0", "data"), "y": ("y0", "output")}
 _CHECKED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32))
 
@@ -90,7 +86,8 @@ def row(
                            f"expected one of {get_args(Integers)}, and 'float' or 'real'")  # fmt: skip
     kernel = FormulaKernel(_with_parameters(name, formula, 1, params), compute=compute, choices=choices,
                            integer=None if integer is None else _with_parameters(name, integer, 1, params))  # fmt: skip
-    values = [{**_defaults(params), **example} for example in examples]
+    defaults = {param.name: 1.0 if param.default is REQUIRED else param.default for param in params}
+    values = [{**defaults, **example} for example in examples]
     _check(name, kernel, values, infer_dtype, ("x",))
     if grad is not None:
         reverse, read = _gradient(name, grad, params, values, choices, grad_compute, integers)
@@ -124,23 +121,23 @@ def row(
 
 
 @contextmanager
-def _named(text: str) -> Iterator[None]:
-    """A context that turns an error into a FormulaError whose message begins with ``text``."""
+def _named(name: str, part: object = "") -> Iterator[None]:
+    """A context that turns an error into a FormulaError whose message begins with a row's name and ``part``."""
     try:
         yield
     except Exception as error:
         kind = "" if isinstance(error, FormulaError) else f"{type(error).__name__}: "
-        raise FormulaError(f"{text}: {kind}{error}") from error
+        raise FormulaError(f"row {name!r}{f', {part}' if part else ''}: {kind}{error}") from error
 
 
 def _with_parameters(name: str, formula: str | Callable[..., object], count: int, params: tuple[Param, ...]) -> Formula:
     """Return ``formula`` as a function of parameters and arrays."""
     if isinstance(formula, str):
-        with _named(f"row {name!r}"):
+        with _named(name):
             function = getattr(f, formula)
         return lambda p, *arrays: function(*arrays)
     expected = count + bool(params)
-    reads = len(inspect.signature(formula).parameters)
+    reads = cast(FunctionType, formula).__code__.co_argcount
     if reads != expected:
         names = [*["p"] * bool(params), *(("x",) if count == 1 else ("g", "x", "y"))]
         raise FormulaError(
@@ -155,7 +152,7 @@ def _gradient(
 ) -> tuple[FormulaKernel, list[str]]:  # fmt: skip
     """Return the kernel of a gradient, and which of x and y it reads."""
     formula = _with_parameters(name, gradient, 3, params)
-    with _named(f"row {name!r}, gradient"):
+    with _named(name, "gradient"):
         chosen = {key: choose(values[0]) for key, choose in (choices or {}).items()}
         used = leaves([formula(Parameters(chosen, _CHECKED[0]), *(Expr("input", letter) for letter in "gxy"))])
     read = [letter for letter in "xy" if letter in used]
@@ -165,11 +162,6 @@ def _gradient(
         return formula(p, g, by_letter.get("x"), by_letter.get("y"))
 
     return FormulaKernel(on_read, 1 + len(read), compute=compute, choices=choices, integers=integers), read
-
-
-def _defaults(params: tuple[Param, ...]) -> dict[str, object]:
-    """Return default values of parameters; 1.0 for a parameter that has none."""
-    return {param.name: 1.0 if param.default is REQUIRED else param.default for param in params}
 
 
 def _check(
@@ -188,7 +180,7 @@ def _check(
                     f"row {name!r}: it has a formula for integers, but its dtype rule refuses {dtype}"
                 ) from None
             continue
-        with _named(f"row {name!r}, {dtype}"):
+        with _named(name, dtype):
             results = kernel.expressions(values, dtype, [Expr("input", letter) for letter in inputs])
             if len(results) != 1 or not isinstance(results[0], (Expr, Scalar, int, float)):
                 raise FormulaError(f"it returns {results}, expected one expression or number")

@@ -12,7 +12,7 @@ import numpy as np
 
 from weftplan.errors import IndexRangeError, ShapeError
 from weftplan.ops.core.forms import ScratchSpecs, kernel, workspace_kernel
-from weftplan.ops.core.kernels import BOOL, INDEX, gather, rows_per_block, to_index
+from weftplan.ops.core.kernels import BOOL, INDEX, converted, gather, rows_per_block, to_index
 from weftplan.ops.core.params import p_bool, p_dtype, p_enum, p_float, p_int, p_optional
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -27,7 +27,6 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import Op, Param, Params, Shape, SpecLike, TensorSpec, Workspace, WorkspaceRule
-from weftplan.ops.elementwise.scalar import converted
 from weftplan.ops.shape.broadcast import like_dtype
 from weftplan.support.array_types import ArrayModule, RawArray
 

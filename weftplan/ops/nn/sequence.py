@@ -13,7 +13,7 @@ import numpy as np
 
 from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core.forms import WorkspaceKernel, workspace_kernel
-from weftplan.ops.core.kernels import INDEX
+from weftplan.ops.core.kernels import INDEX, converted
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, DTypes, Shapes, backward, merge_dtype, merge_shape, take_bytes
@@ -31,7 +31,6 @@ from weftplan.ops.core.schema import (
     Workspace,
     WorkspaceRule,
 )
-from weftplan.ops.elementwise.scalar import converted
 from weftplan.support.array_types import RawArray
 
 _BOOL = np.dtype(bool)

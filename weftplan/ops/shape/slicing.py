@@ -11,11 +11,11 @@ from typing import Any
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.kernels import converted
 from weftplan.ops.core.params import p_float, p_int, p_optional, p_shape, p_tuple
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, grad, merge_shape, normalize_axis, same_dtype, same_shape
 from weftplan.ops.core.schema import InplacePair, Op, Param, Params, Shape, ShapeRule
-from weftplan.ops.elementwise.scalar import converted
 from weftplan.ops.shape.broadcast import like_dtype
 from weftplan.support.array_types import ArrayModule, RawArray
 

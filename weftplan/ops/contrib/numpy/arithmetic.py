@@ -12,10 +12,10 @@ from weftplan.ops.core.forms import kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel, ufunc_kernel
 from weftplan.ops.core.kernels import BOOL
 from weftplan.ops.core.params import p_dtype, p_float, p_optional, p_str
-from weftplan.ops.core.registry import register
+from weftplan.ops.core.registry import get, register
 from weftplan.ops.core.rules import DTypes, broadcast_shape, floats_only, merge_dtype, same_shape, zero_gradient
 from weftplan.ops.core.schema import Op, Param, Params
-from weftplan.ops.elementwise.scalar import SCALAR
+from weftplan.ops.elementwise.binary import SCALAR
 from weftplan.support.array_types import ArrayModule, RawArray
 
 for _name in ("exp", "expm1", "log", "log10", "log2", "log1p", "sqrt", "cbrt", "square", "sin", "cos", "tan", "arcsin",
@@ -28,25 +28,21 @@ for _name in ("relu", "sigmoid", "erf", "erfinv", "gamma", "gammaln"):
 derive("_np_copy", "_copy", inputs=("a",), aliases=("_npi_copy",))
 derive("_npi_clip", "clip")
 
-for _name, _base in (
-    ("add", "add"), ("subtract", "sub"), ("multiply", "mul"), ("mod", "mod"), ("power", "power"), ("hypot", "hypot"),
-    ("maximum", "maximum"), ("minimum", "minimum"),
+for _name, _word in (
+    ("add", "add"), ("subtract", "sub"), ("multiply", "mul"), ("true_divide", "div"), ("mod", "mod"),
+    ("power", "power"), ("hypot", "hypot"), ("maximum", "maximum"), ("minimum", "minimum"),
 ):  # fmt: skip
-    derive(f"_npi_{_name}", f"broadcast_{_base}")
-derive(
-    "_npi_true_divide",
-    "broadcast_div",
-    infer_dtype=floats_only("_npi_true_divide"),
-    doc="lhs / rhs of floats. Shapes broadcast.",
-)
-for _name, _base in (
-    ("add", "plus"), ("subtract", "minus"), ("rsubtract", "rminus"), ("multiply", "mul"), ("mod", "mod"),
-    ("rmod", "rmod"), ("power", "power"), ("rpower", "rpower"), ("maximum", "maximum"), ("minimum", "minimum"),
-    ("hypot", "hypot"),
-):  # fmt: skip
-    derive(f"_npi_{_name}_scalar", f"_{_base}_scalar")
-for _name, _base in (("true_divide", "div"), ("rtrue_divide", "rdiv")):
-    derive(f"_npi_{_name}_scalar", f"_{_base}_scalar", infer_dtype=floats_only(f"_npi_{_name}_scalar"))
+    _right, _left = get(f"broadcast_{_word}").with_number
+    _bases = {f"_npi_{_name}": f"broadcast_{_word}", f"_npi_{_name}_scalar": _right}
+    if _left != _right:
+        _bases[f"_npi_r{_name}_scalar"] = _left
+    for _derived, _base in _bases.items():
+        derive(
+            _derived,
+            _base,
+            infer_dtype=floats_only(_derived) if _word == "div" else None,
+            doc="lhs / rhs of floats. Shapes broadcast." if _derived == "_npi_true_divide" else "",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- comparisons
