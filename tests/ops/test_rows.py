@@ -14,6 +14,7 @@ from tests.support.ops_harness import check_contract, check_gradient, garbage_by
 from weftplan.ops.core import registry
 from weftplan.ops.core.expression import Expr, FormulaError, Scalar, cast, f, where
 from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.lowering import lower
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.rules import floats_only
@@ -47,15 +48,15 @@ def params_of(name: str) -> dict[str, Any]:
     return registry.parse_params(op, {k: v for k, v in STEP.items() if k in {one.name for one in op.params}})
 
 
-def computed(name: str, arrays: list[np.ndarray], out: np.ndarray, xp: Any = np) -> list[np.ndarray]:
-    """Run a kernel with exactly its declared workspace; return the output and the states."""
+def computed(name: str, arrays: list[np.ndarray], *outs: np.ndarray) -> list[np.ndarray]:
+    """Run a kernel with exactly its declared workspace; return the outputs and the states."""
     op, params = registry.get(name), params_of(name)
-    specs, target = [TensorSpec(x.shape, x.dtype) for x in arrays], TensorSpec(out.shape, out.dtype)
-    context = OpContext(xp, workspace=garbage_bytes(op.workspace_bytes(params, specs, [target])))
+    specs, targets = ([TensorSpec(x.shape, x.dtype) for x in group] for group in (arrays, outs))
+    context = OpContext(np, workspace=garbage_bytes(op.workspace_bytes(params, specs, targets)))
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # half precision overflows in conversions
-        op.forward(context, params, arrays, [out])
-    return [out, *(arrays[k] for k in op.mutated(params))]
+        op.forward(context, params, arrays, outs)
+    return [*outs, *(arrays[k] for k in op.mutated(params))]
 
 
 def arrays_of(name: str, dtype: str, size: int) -> list[np.ndarray]:
@@ -85,14 +86,22 @@ def test_memory_does_not_change_bits(name: str, dtype: str):
     if "mp_" in name or (op.backward_of and dtype[0] != "f" and registry.get(op.backward_of).name in ("Activation",)):
         pytest.skip("arrays of several dtypes, or a dtype that the forward operator refuses")
     for size in (0, 1, 40):
-        expected = computed(name, arrays_of(name, dtype, size), np.empty(size, op_dtype(name, dtype)))
+        expected = computed(name, arrays_of(name, dtype, size), *outputs_of(name, dtype, size))
         for pair in op.inplace_pairs(params_of(name)):
-            arrays = arrays_of(name, dtype, size)
-            if arrays[pair.input].dtype != expected[0].dtype:
+            arrays, outs = arrays_of(name, dtype, size), outputs_of(name, dtype, size)
+            if arrays[pair.input].dtype != outs[pair.output].dtype:
                 continue
-            actual = computed(name, arrays, arrays[pair.input])
+            outs[pair.output] = arrays[pair.input]
+            actual = computed(name, arrays, *outs)
             for mine, theirs in zip(actual, expected, strict=True):
                 assert mine.tobytes() == theirs.tobytes(), f"{name}, {dtype}, {size} elements, {pair}"
+
+
+def outputs_of(name: str, dtype: str, size: int) -> list[np.ndarray]:
+    """Return arrays for the outputs: one of ``size`` elements, or the gradient of each input."""
+    if isinstance(registry.get(name).forward, GradientKernel):
+        return [np.empty_like(array) for array in arrays_of(name, dtype, size)[1:]]
+    return [np.empty(size, op_dtype(name, dtype))]
 
 
 def op_dtype(name: str, dtype: str) -> np.dtype:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from weftplan.ops.core.expression import Expr, f, quotient, where
 from weftplan.ops.core.formula_kernel import FormulaKernel, Integers, ufunc_kernel
+from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.kernels import COMPARISONS
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
@@ -22,7 +23,7 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import InplacePair, Op
-from weftplan.ops.elementwise.binary_gradients import SidesKernel, sum_backward
+from weftplan.ops.elementwise.binary_gradients import sum_backward
 from weftplan.ops.elementwise.rows import ONNX_BINARY
 
 GRAD_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
@@ -86,7 +87,9 @@ def _binary(
             backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=GRAD_INPLACE)
         elif grads:
             inplace = elementwise_inplace if is_equal else PRODUCT_INPLACE
-            kernel = SidesKernel(*grads, integers=integers)
+            kernel = GradientKernel(
+                lambda p, *arrays: tuple(side(*arrays) for side in grads), 3, overlaps=(0,), integers=integers
+            )
             backward(name, kernel, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), inplace=inplace)
 
 

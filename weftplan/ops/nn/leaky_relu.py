@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core import tiling
 from weftplan.ops.core.expression import Expr, cast, f, where
 from weftplan.ops.core.forms import ChosenKernel, context_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.kernels import BOOL, block_bytes
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
@@ -31,10 +32,10 @@ from weftplan.ops.core.schema import (
     OpContext,
     Param,
     Params,
+    Shape,
     TensorSpec,
 )
 from weftplan.ops.elementwise.erf import erf
-from weftplan.ops.nn.prelu import prelu, prelu_backward, prelu_gamma_shape
 from weftplan.support.array_types import RawArray
 
 _LAMBDA = 1.0507009873554804934193349852946
@@ -56,6 +57,29 @@ def _outputs(params: Params) -> tuple[str, ...]:
     return ("output", "mask") if params["act_type"] == "rrelu" else ("output",)
 
 
+def _gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
+    """Return the shape of gamma for ``data``: (channels,) by default, else ``gamma`` with unknown dimensions filled in.
+
+    ``gamma`` may be (channels,), (1,) or a shape that broadcasts to ``data``; any other shape raises ShapeError.
+
+    >>> _gamma_shape((2, 3, 4), None), _gamma_shape((2, 3, 4), (1, 3, 0))
+    ((3,), (1, 3, 4))
+    """
+    channels = data[1] if len(data) > 1 else data[-1]
+    if gamma is None:
+        return (channels,)
+    if gamma == (1,):
+        return gamma
+    if len(gamma) == 1:
+        merged = merge_shape((channels,), gamma, f"LeakyReLU: gamma needed for data {data}, and given")
+        return merged or gamma
+    if len(gamma) != len(data) or any(g not in (0, 1, d) for g, d in zip(gamma, data, strict=True) if d):
+        raise ShapeError(
+            f"LeakyReLU: gamma has shape {gamma}, expected ({channels},), (1,) or what broadcasts to data {data}"
+        )
+    return tuple(g or d for g, d in zip(gamma, data, strict=True))
+
+
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     data = ins[0]
     for position, shape in enumerate(outs):
@@ -66,7 +90,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         )
     if len(ins) == 1:
         return [data], [data] * len(outs)
-    return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
+    return [data, ins[1] if data is None else _gamma_shape(data, ins[1])], [data]
 
 
 def _falling(x: Expr, tail: Expr, scale: float | None = None) -> Expr:
@@ -82,6 +106,11 @@ def _below(x: Expr) -> Expr:
 def _normal_cdf(x: Expr) -> Expr:
     """Return the formula of the standard normal distribution function."""
     return (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+
+
+def _align(data: Shape, gamma: Shape) -> Shape:
+    """Return the shape in which gamma broadcasts to data: an array of one axis has a value for each channel."""
+    return (1, *gamma, *(1,) * (len(data) - 2)) if len(gamma) == 1 < len(data) else gamma
 
 
 _FORWARD: dict[str, Callable[[Any, Any], Any]] = {
@@ -148,11 +177,20 @@ _formula = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOIC
 _gradient_formula = FormulaKernel(
     lambda p, g, value: _GRADIENTS[p.act_type](p, g, value), 2, choices=_CHOICES, compute="float"
 )
-_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": prelu}
+_prelu = FormulaKernel(lambda p, x, gamma: _falling(x, _below(x) * gamma), 2, align=_align, limit=tiling.share)
+# The gradient of gamma comes first, since that of data may have the memory of the output gradient or of data.
+_prelu_gradients = GradientKernel(
+    lambda p, g, x, gamma: (
+        g * where(f.greater(x, 0), 1, cast(gamma, "float")),
+        f.minimum(x, 0) * g,
+    ),
+    3, groups=((1,), (0,)), sums=True, overlaps=(0, 1), compute="float", align=_align,
+)  # fmt: skip
+_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": _prelu}
 _FORWARD_KERNEL = ChosenKernel(lambda params: (_KERNELS.get(params["act_type"], _formula), params), elementwise=True)
 _BACKWARD_KERNELS: dict[str, Kernel] = {
     "rrelu": FormulaKernel(lambda p, g, slope: g * slope, 2),
-    "prelu": prelu_backward,
+    "prelu": _prelu_gradients,
 }
 
 
