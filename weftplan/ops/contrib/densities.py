@@ -34,71 +34,65 @@ _AT_ONCE = 4096
 _DOUBLE = np.dtype(np.float64)
 _IS_LOG = Param("is_log", p_bool, False, "the logarithms of the densities")
 
-Slopes = tuple[object, ...]
-"""Derivatives of the logarithm of a density: for the sample, 0 if it is whole, and for each parameter."""
+Density = tuple[Any, ...]
+"""The logarithm of a density and its derivatives: for the sample, 0 if samples are whole, and for each parameter."""
 
 
-def _normal_log(x: Expr, mu: Expr, sigma: Expr) -> Expr:
-    return ((x - mu) / sigma).square() * -0.5 - f.log(sigma) - 0.5 * math.log(2 * math.pi)
-
-
-def _normal_slopes(x: Expr, mu: Expr, sigma: Expr) -> Slopes:
+def _normal(x: Expr, mu: Expr, sigma: Expr) -> Density:
     scaled = (x - mu) / sigma
-    return -scaled / sigma, scaled / sigma, (scaled.square() - 1) / sigma
+    slope = scaled / sigma
+    square = scaled.square()
+    log = square * -0.5 - f.log(sigma) - 0.5 * math.log(2 * math.pi)
+    return log, -slope, slope, (square - 1) / sigma
 
 
-def _negative_binomial_log(x: Expr, k: Expr, p: Expr) -> Expr:
-    return gammaln(x + k) - gammaln(x + 1) - gammaln(k) + k * f.log(p) + x * f.log(1 - p)
+def _gamma(x: Expr, a: Expr, beta: Expr) -> Density:
+    # beta is a rate, although it is a scale in ``_sample_gamma``, as in MXNet.
+    log_x, log_beta = f.log(x), f.log(beta)
+    log = a * log_beta + (a - 1) * log_x - beta * x - gammaln(a)
+    return log, (a - 1) / x - beta, log_beta + log_x - digamma(a), a / beta - x
 
 
-def _negative_binomial_slopes(x: Expr, k: Expr, p: Expr) -> Slopes:
-    return 0, digamma(x + k) - digamma(k) + f.log(p), k / p - x / (1 - p)
+def _negative_binomial(x: Expr, k: Expr, p: Expr) -> Density:
+    log_p = f.log(p)
+    log = gammaln(x + k) - gammaln(x + 1) - gammaln(k) + k * log_p + x * f.log(1 - p)
+    return log, 0, digamma(x + k) - digamma(k) + log_p, k / p - x / (1 - p)
 
 
-def _generalized_slopes(x: Expr, mu: Expr, alpha: Expr) -> Slopes:
+def _generalized_negative_binomial(x: Expr, mu: Expr, alpha: Expr) -> Density:
     k, p = 1 / alpha, 1 / (mu * alpha + 1)
-    _, by_k, by_p = _negative_binomial_slopes(x, k, p)
-    return 0, -by_p * alpha * p.square(), -by_k * k.square() - by_p * mu * p.square()
+    log, _, by_k, by_p = _negative_binomial(x, k, p)
+    return log, 0, -by_p * alpha * p.square(), -by_k * k.square() - by_p * mu * p.square()
 
 
-_DENSITIES: dict[str, tuple[tuple[str, ...], Callable[..., Expr], Callable[..., Slopes]]] = {
+_DENSITIES: dict[str, tuple[tuple[str, ...], Callable[..., Density]]] = {
     "uniform": (
         ("low", "high"),
-        lambda x, low, high: -f.log(high - low) + 0 * x,
-        lambda x, low, high: (0, 1 / (high - low), -1 / (high - low)),
+        lambda x, low, high: (-f.log(high - low) + 0 * x, 0, 1 / (high - low), -1 / (high - low)),
     ),
-    "normal": (("mu", "sigma"), _normal_log, _normal_slopes),
-    # beta is a rate, although it is a scale in ``_sample_gamma``, as in MXNet.
-    "gamma": (
-        ("alpha", "beta"),
-        lambda x, a, beta: a * f.log(beta) + (a - 1) * f.log(x) - beta * x - gammaln(a),
-        lambda x, a, beta: ((a - 1) / x - beta, f.log(beta) + f.log(x) - digamma(a), a / beta - x),
-    ),
-    "exponential": (("lam",), lambda x, lam: f.log(lam) - lam * x, lambda x, lam: (-lam, 1 / lam - x)),
-    "poisson": (("lam",), lambda x, lam: x * f.log(lam) - lam - gammaln(x + 1), lambda x, lam: (0, x / lam - 1)),
-    "negative_binomial": (("k", "p"), _negative_binomial_log, _negative_binomial_slopes),
-    "generalized_negative_binomial": (
-        ("mu", "alpha"),
-        lambda x, mu, alpha: _negative_binomial_log(x, 1 / alpha, 1 / (mu * alpha + 1)),
-        _generalized_slopes,
-    ),
+    "normal": (("mu", "sigma"), _normal),
+    "gamma": (("alpha", "beta"), _gamma),
+    "exponential": (("lam",), lambda x, lam: (f.log(lam) - lam * x, -lam, 1 / lam - x)),
+    "poisson": (("lam",), lambda x, lam: (x * f.log(lam) - lam - gammaln(x + 1), 0, x / lam - 1)),
+    "negative_binomial": (("k", "p"), _negative_binomial),
+    "generalized_negative_binomial": (("mu", "alpha"), _generalized_negative_binomial),
 }
-"""By distribution: the parameters, the logarithm of the density, and its slopes, of a sample and the parameters."""
+"""By distribution: the names of the parameters, and the density as a formula of a sample and the parameters."""
 
 
-def _kernels(log: Callable[..., Expr], slopes: Callable[..., Slopes], count: int) -> tuple[Kernel, Kernel]:
+def _kernels(density: Callable[..., Density], count: int) -> tuple[Kernel, Kernel]:
     """Return the kernels of a density of ``count`` parameters and of its gradients."""
 
     def forward(p: Parameters, *inputs: Expr) -> Expr:
-        value = log(*[cast(one, _DOUBLE) for one in inputs])
-        return value if p.is_log else f.exp(value)
+        log: Expr = density(*[cast(one, _DOUBLE) for one in inputs])[0]
+        return log if p.is_log else f.exp(log)
 
-    def reverse(p: Parameters, ograd: Expr, *inputs: Expr) -> Slopes:
-        values = [cast(one, _DOUBLE) for one in inputs]
-        scale = cast(ograd, _DOUBLE)
+    def reverse(p: Parameters, ograd: Expr, *inputs: Expr) -> tuple[object, ...]:
+        scale, *values = [cast(one, _DOUBLE) for one in (ograd, *inputs)]
+        log, *slopes = density(*values)
         if not p.is_log:
-            scale = scale * f.exp(log(*values))
-        return tuple([scale * slope if isinstance(slope, Expr) else slope for slope in slopes(*values)])
+            scale = scale * f.exp(log)
+        return tuple([scale * slope if isinstance(slope, Expr) else slope for slope in slopes])
 
     options: dict[str, Any] = {
         "overlaps": (),
@@ -244,7 +238,7 @@ def _register(name: str, parameters: tuple[str, ...], forward: Kernel, reverse: 
     )
 
 
-for _name, (_parameters, _log, _slopes) in _DENSITIES.items():
+for _name, (_parameters, _density) in _DENSITIES.items():
     _count = len(_parameters)
-    _register(_name, _parameters, *_kernels(_log, _slopes, _count), _shape(f"random_pdf_{_name}", _count))
+    _register(_name, _parameters, *_kernels(_density, _count), _shape(f"random_pdf_{_name}", _count))
 _register("dirichlet", ("alpha",), _dirichlet, _dirichlet_backward, _dirichlet_shape)

@@ -19,7 +19,8 @@ from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import BoundKernel, Call, with_views
 from weftplan.ops.core.formulas import Computation, computation
-from weftplan.ops.core.kernels import bound_blocks, collapse, first_part, part, tile_shape, tiles
+from weftplan.ops.core.kernels import bound_blocks
+from weftplan.ops.core.layout import Align, Layout, layout
 from weftplan.ops.core.lowering import LoweredFormula, lower
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace
@@ -50,11 +51,12 @@ class FormulaKernel(BoundKernel):
         choices: see :data:`Choices`.
         numbers: indices of inputs of few elements; values that depend on them alone have scratch of their own size.
         base: the dtype of the computation, or the index of the input that has it; None: the dtype of the output.
-        align: ``align(full, shape)`` returns the shape in which an input of another shape broadcasts to the full one.
+        align: how inputs of other shapes broadcast, if not by NumPy's rule.
         limit: returns the greatest number of elements of a block, of that of the output; None: that of ``tiling``.
     """
 
     outputs = 1
+    rows = False
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class FormulaKernel(BoundKernel):
         choices: Choices | None = None,
         numbers: Sequence[int] = (),
         base: int | DType | None = None,
-        align: Callable[[Shape, Shape], Shape] | None = None,
+        align: Align | None = None,
         limit: Callable[[int], int] | None = None,
     ) -> None:
         self.formula, self.inputs, self.states, self.overlaps = formula, inputs, tuple(states), overlaps
@@ -178,23 +180,38 @@ class FormulaKernel(BoundKernel):
         step = program.step(ctx.xp, params)
         if out.size <= self.block(out.size) and _are_equal(arrays, out):
             return partial(step, *arrays, out, *[ctx.take(out.shape, dtype) for dtype, _ in program.scratch])
-        return bound_blocks(ctx, step, partial(self._blocks, ctx, program, used, arrays, out))
+        place = self.layout(out, arrays)
+        views = [array.reshape(shape) for array, shape in zip((out, *arrays), place.shapes, strict=True)]
+        scratch = self._scratch(program, used, place)
+        if place.count == 1:
+            return partial(step, *views[1:], views[0], *[ctx.take(*spec) for spec in scratch])
+        return bound_blocks(ctx, step, partial(_blocks, ctx, place, views, scratch), place.count)
 
     def bare_form(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """Return a function of NumPy arrays if these fit one block; None if they do not, or if an input is not read."""
+        """Return a function of NumPy arrays if these fit one block; None if they do not, or an input is not read."""
         out = outputs[0]
         program, used = self.program(params, inputs, out.dtype)
         if len(used) != len(inputs):
             return None
         if program.single is not None:
             return program.ufunc(np) or program.step(np, params)
-        size = math.prod(out.shape)
-        if size > self.block(size) or not _are_equal(inputs, out):
+        place = self.layout(out, inputs)
+        if place.count > 1:
             return None
         step = program.step(np, params)
-        return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+        if _are_equal(inputs, out):
+            return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+        scratch, shapes = self._scratch(program, used, place), (*place.shapes[1:], place.shapes[0])
+        function = with_views(step, scratch) if scratch else step
+
+        def on_views(*arrays: RawArray) -> None:
+            function(
+                *[array.reshape(shape) for array, shape in zip(arrays, shapes, strict=False)], *arrays[len(shapes) :]
+            )
+
+        return on_views
 
     def function(self, xp: ArrayModule, inputs: Sequence[DType], output: DType) -> Callable[..., object]:
         """Return a function of inputs that broadcast, arrays or numbers, and the output; it allocates its scratch.
@@ -218,20 +235,20 @@ class FormulaKernel(BoundKernel):
         program, used = self.program(params, inputs, out.dtype)
         if not program.scratch:
             return 0
-        _, _, scratch = self._cut(program, used, [inputs[k] for k in used], out)
-        return take_bytes(*scratch)
+        place = self.layout(out, [inputs[k] for k in used])
+        return take_bytes(*self._scratch(program, used, place))
 
     def block(self, size: int) -> int:
         """Return the greatest number of elements of a block, if the output has ``size``."""
         return tiling.block() if self.limit is None else self.limit(size)
 
-    def broadcast(self, shape: Shape, arrays: Sequence[SpecLike]) -> tuple[Shape, ...]:
-        """Return ``shape`` and those in which arrays broadcast to it, with as few axes as possible."""
-        size, align = math.prod(shape), self.align
-        shapes = [array.shape for array in arrays]
-        if align is not None:
-            shapes = [align(shape, own) for own in shapes]
-        return collapse(shape, *[shape if math.prod(own) == size else own for own in shapes])
+    def layout(self, full: SpecLike, arrays: Sequence[SpecLike]) -> Layout:
+        """Return the blocks of arrays that broadcast to the shape of ``full``."""
+        shapes = tuple([array.shape for array in arrays])
+        return layout(full.shape, shapes, self.align, self.block(math.prod(full.shape)), rows=self.rows)
+
+    def _scratch(self, program: LoweredFormula, used: Sequence[int], place: Layout) -> list[tuple[Shape, DType]]:
+        return program.scratch_in(place.block, dict(zip([f"x{k}" for k in used], place.shapes[1:], strict=True)))
 
     def _single(
         self, program: LoweredFormula, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
@@ -252,23 +269,15 @@ class FormulaKernel(BoundKernel):
             values.append(value)
         return partial(getattr(xp, name), *values, out=out, **options)
 
-    def _cut(
-        self, program: LoweredFormula, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike
-    ) -> tuple[tuple[Shape, ...], Shape, list[tuple[Shape, DType]]]:
-        """Return the shapes of the output and of the arrays, as few axes as possible, of a block, and the scratch."""
-        shapes = self.broadcast(out.shape, arrays)
-        block = tile_shape(shapes[0], self.block(math.prod(shapes[0])))
-        return shapes, block, program.scratch_in(block, dict(zip([f"x{k}" for k in used], shapes[1:], strict=True)))
 
-    def _blocks(
-        self, ctx: Workspace, program: LoweredFormula, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
-    ) -> Iterator[tuple[RawArray, ...]]:
-        """Yield the arguments of the step, block by block."""
-        (shape, *shapes), block, scratch = self._cut(program, used, arrays, out)
-        views = [array.reshape(own) for array, own in zip((*arrays, out), (*shapes, shape), strict=True)]
-        spaces = [ctx.take(*spec) for spec in scratch]
-        for tile in tiles(shape, block):
-            yield (*[part(view, tile) for view in views], *[first_part(space, tile) for space in spaces])
+def _blocks(
+    ctx: Workspace, place: Layout, views: Sequence[RawArray], scratch: Sequence[tuple[Shape, DType]]
+) -> Iterator[tuple[RawArray, ...]]:
+    """Yield the arguments of a step, block by block, from the output and the inputs."""
+    spaces = [ctx.take(*spec) for spec in scratch]
+    for block in place.blocks():
+        out, *parts = [view[part] for view, part in zip(views, block.parts, strict=True)]
+        yield (*parts, out, *(spaces if block.is_whole else block.trimmed(spaces)))
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:

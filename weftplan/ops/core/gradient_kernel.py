@@ -17,21 +17,18 @@ import numpy as np
 from weftplan.ops.core.expression import Kind, dtype_of
 from weftplan.ops.core.forms import Call
 from weftplan.ops.core.formula_kernel import Choices, Formula, FormulaKernel, Integers
-from weftplan.ops.core.kernels import (
-    bound_blocks,
-    first_part,
-    part,
-    reduce_to,
-    rows_per_block,
-    tile_shape,
-    tiles,
-)
+from weftplan.ops.core.kernels import accumulator, bound_blocks
+from weftplan.ops.core.layout import Align, Layout
 from weftplan.ops.core.lowering import LoweredFormula
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _BYTE = np.dtype(np.uint8)
+_MAX_PLANS = 1024
+
+
+Spec = tuple[Shape, DType]
 
 
 class _Sum(NamedTuple):
@@ -39,34 +36,48 @@ class _Sum(NamedTuple):
 
     Attributes:
         shape: its shape, as few axes as possible.
+        axes: the axes of a block that are summed.
+        dtype: dtype in which a block is summed.
         total: dtype of an array for its sum apart from the gradient, or None.
-        share: dtype and greatest shape of a block's sum that is added to it; None: a block writes its sum.
     """
 
     shape: Shape
+    axes: tuple[int, ...]
+    dtype: DType
     total: DType | None
-    share: tuple[Shape, DType] | None
 
 
 class _Group(NamedTuple):
-    """Gradients that are computed together: the program and its arguments, in scratch for the greatest block."""
+    """Gradients that are computed together, with scratch for the greatest block.
+
+    Attributes:
+        program: the formula, and ``used`` the indices of the inputs that it gets.
+        outputs: indices of the gradients.
+        terms: for each gradient that is a sum: the values of a block.
+        shares: for each sum to which several blocks add: that of a block.
+        scratch: that of the program.
+    """
 
     program: LoweredFormula
     used: tuple[int, ...]
     outputs: tuple[int, ...]
-    products: dict[int, tuple[Shape, DType]]
-    """By index of an output that is a sum: the terms of a block."""
-    scratch: list[tuple[Shape, DType]]
+    terms: list[Spec | None]
+    shares: list[Spec | None]
+    scratch: list[Spec]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the scratch."""
+        return take_bytes(*[spec for spec in (*self.terms, *self.shares, *self.scratch) if spec is not None])
 
 
 class _Plan(NamedTuple):
-    """The blocks, groups and sums of a call."""
+    """The blocks, groups and sums of calls with the same shapes and dtypes, and the bytes of a group's scratch."""
 
-    shapes: tuple[Shape, ...]
-    block: Shape
+    place: Layout
     sums: dict[int, _Sum]
     groups: list[_Group]
-    scratch_bytes: int
+    nbytes: int
 
 
 class GradientKernel(FormulaKernel):
@@ -99,7 +110,7 @@ class GradientKernel(FormulaKernel):
         choices: Choices | None = None,
         numbers: Sequence[int] = (),
         base: int | DType = 0,
-        align: Callable[[Shape, Shape], Shape] | None = None,
+        align: Align | None = None,
         limit: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(
@@ -108,42 +119,52 @@ class GradientKernel(FormulaKernel):
         )  # fmt: skip
         self.outputs = inputs - 1
         self.groups = [(k,) for k in range(self.outputs)] if groups is None else groups
+        self.rows = limit is None
         self.sums = sums
+        self._plans: dict[object, _Plan] = {}
 
     def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call of the formulas and the sums on every block."""
-        plan = self._plan(params, inputs, outputs)
-        return bound_blocks(ctx, operator.call, partial(self._calls, ctx, params, plan, inputs, outputs))
+        plan = self.plan(params, inputs, outputs)
+        count = (len(plan.groups) + len(plan.sums)) * plan.place.count
+        return bound_blocks(ctx, operator.call, partial(self._calls, ctx, params, plan, inputs, outputs), count)
 
     def bare_form(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Return None: there is no faster form."""
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""
-        plan = self._plan(params, inputs, outputs)
+        plan = self.plan(params, inputs, outputs)
         totals = [(one.shape, one.total) for one in plan.sums.values() if one.total is not None]
-        return take_bytes(*totals, ((plan.scratch_bytes,), _BYTE))
+        return take_bytes(*totals, ((plan.nbytes,), _BYTE))
+
+    def plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> _Plan:
+        """Return what follows from shapes and dtypes."""
+        specs = [None if spec is None else (spec.shape, spec.dtype) for spec in (*inputs, *outputs)]
+        key = (*self.chosen(params).values(), self.block(math.prod(specs[0][0])), *specs)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(params, inputs, outputs)
+        return plan
 
     def _plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> _Plan:
         specs = [spec for spec in inputs if spec is not None]
-        shape, *shapes = self.broadcast(specs[0].shape, specs)
-        if self.limit is None:
-            block = (rows_per_block(shape), *shape[1:])
-        else:
-            block = tile_shape(shape, self.limit(math.prod(shape)))
+        place = self.layout(specs[0], specs)
+        shape, *shapes = place.shapes
         wide = dtype_of(self.compute, self.base_dtype(specs, ()))
         sums: dict[int, _Sum] = {}
+        shares: dict[int, Spec] = {}
         dtypes: list[DType | None] = [None if spec is None else spec.dtype for spec in outputs]
         for k, (own, dtype) in enumerate(zip(shapes[1:], dtypes, strict=True)):
             if dtype is None or (k == 0 if self.sums else own == shape):
                 continue
-            held = wide if self.sums else dtype
-            is_shared = self.sums or any(
-                dim == 1 and step < full for dim, step, full in zip(own, block, shape, strict=True)
-            )
-            share = (tuple(map(min, own, block)), held) if is_shared else None
-            sums[k] = _Sum(own, None if held == dtype else held, share)
-            dtypes[k] = held
+            dtypes[k] = held = wide if self.sums else dtype
+            axes = tuple(axis for axis, dim in enumerate(own) if dim != shape[axis])
+            sums[k] = _Sum(own, axes, accumulator(held), None if held == dtype else held)
+            if self.sums or any(place.block[axis] < shape[axis] for axis in axes):
+                shares[k] = tuple(min(dim, max(1, step)) for dim, step in zip(own, place.block, strict=True)), held
         groups = []
         by_name = {f"x{k}": own for k, own in enumerate(shapes)}
         for members in self.groups:
@@ -151,55 +172,67 @@ class GradientKernel(FormulaKernel):
             if wanted:
                 kinds = [dtype if k in wanted else None for k, dtype in enumerate(dtypes)]
                 program, used = self.program(params, inputs, *kinds, apart=tuple(k for k in wanted if k in sums))
-                products = {k: (block, dtype) for k in wanted if k in sums and (dtype := dtypes[k]) is not None}
-                groups.append(_Group(program, used, wanted, products, program.scratch_in(block, by_name)))
-        nbytes = max((take_bytes(*_specs(group, sums)) for group in groups), default=0)
-        return _Plan((shape, *shapes), block, sums, groups, nbytes)
+                terms = [
+                    (place.block, dtype) if k in sums and (dtype := dtypes[k]) is not None else None for k in wanted
+                ]
+                scratch = program.scratch_in(place.block, by_name)
+                groups.append(_Group(program, used, wanted, terms, [shares.get(k) for k in wanted], scratch))
+        return _Plan(place, sums, groups, max((group.nbytes for group in groups), default=0))
 
     def _calls(
         self, ctx: Workspace, params: Params, plan: _Plan, inputs: Arrays, outputs: Arrays
     ) -> Iterator[tuple[Callable[..., object], ...]]:
         """Yield functions with their arguments: the formulas of every group and the sums, block by block."""
-        xp, (shape, *shapes) = ctx.xp, plan.shapes
+        xp, place = ctx.xp, plan.place
+        shapes = place.shapes[1:]
         arrays = [array.reshape(own) for array, own in zip(inputs, shapes, strict=True)]
         targets = [None if out is None else out.reshape(own) for out, own in zip(outputs, shapes[1:], strict=True)]
         for k, one in plan.sums.items():
             if one.total is not None:
                 targets[k] = ctx.take(one.shape, one.total)
-            if self.sums or not math.prod(shape):
+            if self.sums:
                 yield targets[k].fill, 0
-        memory = ctx.take((plan.scratch_bytes,), _BYTE)
+        memory = ctx.take((plan.nbytes,), _BYTE)
         prepared = []
         for group in plan.groups:
+            take = Workspace(xp, memory).take
+            spaces = [
+                [None if spec is None else take(*spec) for spec in specs]
+                for specs in (group.terms, group.shares, group.scratch)
+            ]
             step = group.program.ufunc(xp) or group.program.step(xp, params)
-            space = Workspace(xp, memory)
-            prepared.append((group, step, [space.take(*spec) for spec in _specs(group, plan.sums)]))
-        for tile in tiles(shape, plan.block):
-            for group, step, spaces in prepared:
-                free = iter([first_part(space, tile) for space in spaces])
-                terms = {k: next(free) for k in group.products}
-                shares = {k: next(free) for k in terms if plan.sums[k].share is not None}
-                results = [terms[k] if k in terms else part(targets[k], tile) for k in group.outputs]
-                yield (step, *[part(arrays[k], tile) for k in group.used], *results, *free)
-                for k, term in terms.items():
-                    cuts = zip(tile, plan.sums[k].shape, strict=False)
-                    is_first = not self.sums and all(cut.start == 0 for cut, dim in cuts if dim == 1)
-                    yield _add, xp, term, part(targets[k], tile), None if is_first else shares.get(k)
+            results = [(k + 2, targets[k], plan.sums.get(k)) for k in group.outputs]
+            prepared.append((step, [(k + 1, arrays[k]) for k in group.used], results, *spaces))
+        for block in place.blocks():
+            parts = block.parts
+            for step, reads, results, *spaces in prepared:
+                terms, shares, scratch = spaces if block.is_whole else map(block.trimmed, spaces)
+                outs = [
+                    target[parts[at]] if one is None else term
+                    for (at, target, one), term in zip(results, terms, strict=True)
+                ]
+                yield (step, *[array[parts[at]] for at, array in reads], *outs, *scratch)
+                for (at, target, one), term, share in zip(results, terms, shares, strict=True):
+                    if one is not None:
+                        if share is not None and not self.sums and _is_first(block.cuts, one.shape):
+                            share = None
+                        yield _add, xp, one, term, target[parts[at]], share
         for k, one in plan.sums.items():
             if one.total is not None:
                 yield (partial(xp.copyto, outputs[k].reshape(one.shape), targets[k], casting="unsafe"),)
 
 
-def _specs(group: _Group, sums: dict[int, _Sum]) -> list[tuple[Shape, DType]]:
-    """Return the scratch of a group: terms of sums, the sums of a block, and that of the program."""
-    shares = [share for k in group.products if (share := sums[k].share) is not None]
-    return [*group.products.values(), *shares, *group.scratch]
+def _is_first(cuts: tuple[slice, ...], shape: Shape) -> bool:
+    """Return whether a block is the first that adds to its part of a sum of this shape."""
+    return all(cut.start == 0 for cut, dim in zip(cuts, shape, strict=False) if dim == 1)
 
 
-def _add(xp: ArrayModule, terms: RawArray, target: RawArray, share: RawArray | None) -> None:
+def _add(xp: ArrayModule, one: _Sum, terms: RawArray, target: RawArray, share: RawArray | None) -> None:
     """Sum ``terms`` to ``target``, or sum them to ``share`` and add this to ``target``."""
-    if share is None:
-        reduce_to(xp, terms, target)
+    out = target if share is None else share
+    if one.axes:
+        xp.sum(terms, axis=one.axes, dtype=one.dtype, out=out, keepdims=True)
     else:
-        reduce_to(xp, terms, share)
+        xp.copyto(out, terms)
+    if share is not None:
         xp.add(target, share, out=target)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import islice, product
+from itertools import islice
 
 import numpy as np
 
@@ -153,41 +153,6 @@ def row_blocks(shape: Shape, limit: int | None = None) -> Iterator[slice]:
         yield slice(start, min(start + step, shape[0]))
 
 
-def tile_shape(shape: Shape, limit: int) -> Shape:
-    """Return the shape of a tile of a tensor of shape ``shape``: at most ``limit`` elements, rows as whole as possible.
-
-    >>> tile_shape((4, 100, 10), 2000), tile_shape((4, 100, 10), 300)
-    ((2, 100, 10), (1, 30, 10))
-    """
-    axis = 0
-    while axis + 1 < len(shape) and math.prod(shape[axis + 1 :]) > limit:
-        axis += 1
-    return (*(1,) * axis, rows_per_block(shape[axis:], limit), *shape[axis + 1 :])
-
-
-def tiles(shape: Shape, tile: Shape) -> Iterator[tuple[slice, ...]]:
-    """Yield the slices of the leading axes that cut a tensor of shape ``shape`` into tiles, the greatest of ``tile``.
-
-    >>> list(tiles((5, 10), (2, 10)))
-    [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 5, None),)]
-    """
-    cut_axes = next((axis for axis, step in enumerate(tile) if step != 1), len(tile) - 1) + 1
-    return product(*[
-        [slice(start, min(start + step, dim)) for start in range(0, dim, max(1, step))]
-        for dim, step in zip(shape[:cut_axes], tile, strict=False)
-    ])  # fmt: skip
-
-
-def part(array: RawArray, tile: tuple[slice, ...]) -> RawArray:
-    """Return the part of ``array`` that broadcasts to a tile; an axis of length 1 is not cut."""
-    return array[tuple([slice(None) if dim == 1 else cut for dim, cut in zip(array.shape, tile, strict=False)])]
-
-
-def first_part(scratch: RawArray, tile: tuple[slice, ...]) -> RawArray:
-    """Return the part of a scratch array, made for the greatest tile, for a tile that may be smaller."""
-    return scratch[tuple([slice(cut.stop - cut.start) for cut in tile])]
-
-
 def gather(xp: ArrayModule, source: RawArray, index: RawArray, axis: int, out: RawArray) -> None:
     """Write the elements of ``source`` at ``index`` along ``axis`` to ``out``; ``index``: int64, all within range."""
     if xp is np:
@@ -226,10 +191,15 @@ the work on large arrays."""
 
 
 def bound_blocks(
-    ctx: Workspace, step: Callable[..., object], arguments: Callable[[], Iterator[tuple[object, ...]]]
+    ctx: Workspace, step: Callable[..., object], arguments: Callable[[], Iterator[tuple[object, ...]]], count: int = 0
 ) -> Call:
-    """Return a call of ``step`` on each block that ``arguments`` yields; the views of few blocks are made only once."""
+    """Return a call of ``step`` on each block that ``arguments`` yields; the views of few blocks are made only once.
+
+    ``count``: the number of blocks, which saves time if they are many; 0: not known.
+    """
     every = ctx.repeated(partial(_run_blocks, step, arguments))
+    if count > MAX_PREPARED:
+        return every
     calls = [partial(step, *block) for block in islice(arguments(), MAX_PREPARED + 1)]
     if len(calls) > MAX_PREPARED:
         return every

@@ -61,7 +61,8 @@ class LoweredFormula:
         """Return the shape and dtype of each scratch array for a block of inputs of these shapes, which broadcast."""
 
         def needed(reads: frozenset[str]) -> Shape:
-            return np.broadcast_shapes(*[tuple(map(min, shapes.get(name, block), block)) for name in reads or ("out",)])
+            parts = {tuple(map(min, shapes.get(name, block), block)) for name in reads}
+            return block if block in parts or not parts else np.broadcast_shapes(*parts)
 
         return [(needed(reads), dtype) for dtype, reads in self.scratch]
 
