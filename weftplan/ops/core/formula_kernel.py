@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,18 @@ Integers = Literal["formula", "slope", "zero"]
 """How a gradient treats integers, by the rule of MXNet 1.9.1. "slope": the formula, with an output gradient of 1, gives
 a slope in float64, which is truncated to the integer dtype and multiplied there by the output gradient; "formula": it
 runs on the integers; "zero": the gradient is 0."""
+
+
+_MAX_PLANS = 1024
+
+
+class _Plan(NamedTuple):
+    """The program of a call, the indices of the inputs that it gets, its blocks and its scratch."""
+
+    program: LoweredFormula
+    used: tuple[int, ...]
+    place: Layout
+    scratch: list[tuple[Shape, DType]]
 
 
 class FormulaKernel(BoundKernel):
@@ -81,6 +93,7 @@ class FormulaKernel(BoundKernel):
         self.numbers = frozenset(f"x{k}" for k in numbers)
         self.elementwise = not numbers
         self._programs: dict[object, tuple[LoweredFormula, tuple[int, ...]]] = {}
+        self._plans: dict[object, Any] = {}
         self._computations: dict[object, Computation | None] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
@@ -173,18 +186,14 @@ class FormulaKernel(BoundKernel):
         out = outputs[0]
         if out is None:  # possible if the operator has states, which then do not change either
             return nothing
-        program, used = self.program(params, inputs, out.dtype)
+        program, used, place, scratch = self.plan(params, inputs, outputs)
         arrays = [inputs[k] for k in used]
         if program.single is not None:
             return self._single(program, ctx.xp, params, used, arrays, out)
         step = program.step(ctx.xp, params)
-        if out.size <= self.block(out.size) and _are_equal(arrays, out):
-            return partial(step, *arrays, out, *[ctx.take(out.shape, dtype) for dtype, _ in program.scratch])
-        place = self.layout(out, arrays)
-        views = [array.reshape(shape) for array, shape in zip((out, *arrays), place.shapes, strict=True)]
-        scratch = self._scratch(program, used, place)
+        views = [array.reshape(shape) for array, shape in zip((*arrays, out), place.shapes, strict=True)]
         if place.count == 1:
-            return partial(step, *views[1:], views[0], *[ctx.take(*spec) for spec in scratch])
+            return partial(step, *views, *[ctx.take(*spec) for spec in scratch])
         return bound_blocks(ctx, step, partial(_blocks, ctx, place, views, scratch), place.count)
 
     def bare_form(
@@ -192,24 +201,22 @@ class FormulaKernel(BoundKernel):
     ) -> Callable[..., object] | None:
         """Return a function of NumPy arrays if these fit one block; None if they do not, or an input is not read."""
         out = outputs[0]
-        program, used = self.program(params, inputs, out.dtype)
+        program, used, place, scratch = self.plan(params, inputs, outputs)
         if len(used) != len(inputs):
             return None
         if program.single is not None:
             return program.ufunc(np) or program.step(np, params)
-        place = self.layout(out, inputs)
         if place.count > 1:
             return None
         step = program.step(np, params)
-        if _are_equal(inputs, out):
+        if all(spec.shape == out.shape for spec in inputs):
             return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
-        scratch, shapes = self._scratch(program, used, place), (*place.shapes[1:], place.shapes[0])
         function = with_views(step, scratch) if scratch else step
+        shapes = place.shapes
 
         def on_views(*arrays: RawArray) -> None:
-            function(
-                *[array.reshape(shape) for array, shape in zip(arrays, shapes, strict=False)], *arrays[len(shapes) :]
-            )
+            views = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=False)]
+            function(*views, *arrays[len(views) :])
 
         return on_views
 
@@ -231,24 +238,32 @@ class FormulaKernel(BoundKernel):
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""
-        out = outputs[0]
-        program, used = self.program(params, inputs, out.dtype)
-        if not program.scratch:
-            return 0
-        place = self.layout(out, [inputs[k] for k in used])
-        return take_bytes(*self._scratch(program, used, place))
+        return take_bytes(*self.plan(params, inputs, outputs).scratch)
 
-    def block(self, size: int) -> int:
-        """Return the greatest number of elements of a block, if the output has ``size``."""
-        return tiling.block() if self.limit is None else self.limit(size)
+    def plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> Any:
+        """Return what a call needs to know, from its parameters, shapes and dtypes; such plans are cached."""
+        specs = [None if spec is None else (spec.shape, spec.dtype) for spec in (*inputs, *outputs)]
+        key = (*self.chosen(params).values(), tiling.block(), *specs)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(params, inputs, outputs)
+        return plan
+
+    def _plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> Any:
+        (out,) = outputs
+        assert out is not None
+        program, used = self.program(params, inputs, out.dtype)
+        place = self.layout(out, [spec for k in used if (spec := inputs[k]) is not None])
+        scratch = program.scratch_in(place.block, dict(zip([f"x{k}" for k in used], place.shapes, strict=False)))
+        return _Plan(program, used, place, scratch)
 
     def layout(self, full: SpecLike, arrays: Sequence[SpecLike]) -> Layout:
-        """Return the blocks of arrays that broadcast to the shape of ``full``."""
-        shapes = tuple([array.shape for array in arrays])
-        return layout(full.shape, shapes, self.align, self.block(math.prod(full.shape)), rows=self.rows)
-
-    def _scratch(self, program: LoweredFormula, used: Sequence[int], place: Layout) -> list[tuple[Shape, DType]]:
-        return program.scratch_in(place.block, dict(zip([f"x{k}" for k in used], place.shapes[1:], strict=True)))
+        """Return the blocks of arrays that broadcast to the shape of ``full``, which comes last."""
+        size = math.prod(full.shape)
+        limit = tiling.block() if self.limit is None else self.limit(size)
+        return layout([*[array.shape for array in arrays], full.shape], self.align, limit, rows=self.rows)
 
     def _single(
         self, program: LoweredFormula, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
@@ -273,24 +288,15 @@ class FormulaKernel(BoundKernel):
 def _blocks(
     ctx: Workspace, place: Layout, views: Sequence[RawArray], scratch: Sequence[tuple[Shape, DType]]
 ) -> Iterator[tuple[RawArray, ...]]:
-    """Yield the arguments of a step, block by block, from the output and the inputs."""
+    """Yield the arguments of a step, block by block."""
     spaces = [ctx.take(*spec) for spec in scratch]
     for block in place.blocks():
-        out, *parts = [view[part] for view, part in zip(views, block.parts, strict=True)]
-        yield (*parts, out, *(spaces if block.is_whole else block.trimmed(spaces)))
+        parts = [view[part] for view, part in zip(views, block.parts, strict=True)]
+        yield (*parts, *(spaces if block.is_whole else block.trimmed(spaces)))
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
-
-
-def _are_equal(arrays: Sequence[SpecLike], out: SpecLike) -> bool:
-    """Return whether all arrays have the shape of ``out``."""
-    shape = out.shape
-    for array in arrays:  # noqa: SIM110 - a generator would take several times as long
-        if array.shape != shape:
-            return False
-    return True
 
 
 def nothing() -> None:

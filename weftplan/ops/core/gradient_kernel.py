@@ -6,7 +6,6 @@ the size of the output. Blocks depend only on shapes, so every sum has one fixed
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +24,6 @@ from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, Ten
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _BYTE = np.dtype(np.uint8)
-_MAX_PLANS = 1024
 
 
 Spec = tuple[Shape, DType]
@@ -121,11 +119,10 @@ class GradientKernel(FormulaKernel):
         self.groups = [(k,) for k in range(self.outputs)] if groups is None else groups
         self.rows = limit is None
         self.sums = sums
-        self._plans: dict[object, _Plan] = {}
 
     def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call of the formulas and the sums on every block."""
-        plan = self.plan(params, inputs, outputs)
+        plan: _Plan = self.plan(params, inputs, outputs)
         count = (len(plan.groups) + len(plan.sums)) * plan.place.count
         return bound_blocks(ctx, operator.call, partial(self._calls, ctx, params, plan, inputs, outputs), count)
 
@@ -134,30 +131,19 @@ class GradientKernel(FormulaKernel):
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""
-        plan = self.plan(params, inputs, outputs)
+        plan: _Plan = self.plan(params, inputs, outputs)
         totals = [(one.shape, one.total) for one in plan.sums.values() if one.total is not None]
         return take_bytes(*totals, ((plan.nbytes,), _BYTE))
 
-    def plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> _Plan:
-        """Return what follows from shapes and dtypes."""
-        specs = [None if spec is None else (spec.shape, spec.dtype) for spec in (*inputs, *outputs)]
-        key = (*self.chosen(params).values(), self.block(math.prod(specs[0][0])), *specs)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._plan(params, inputs, outputs)
-        return plan
-
     def _plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> _Plan:
         specs = [spec for spec in inputs if spec is not None]
-        place = self.layout(specs[0], specs)
-        shape, *shapes = place.shapes
+        place = self.layout(specs[0], specs[1:])
+        *shapes, shape = place.shapes
         wide = dtype_of(self.compute, self.base_dtype(specs, ()))
         sums: dict[int, _Sum] = {}
         shares: dict[int, Spec] = {}
         dtypes: list[DType | None] = [None if spec is None else spec.dtype for spec in outputs]
-        for k, (own, dtype) in enumerate(zip(shapes[1:], dtypes, strict=True)):
+        for k, (own, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
             if dtype is None or (k == 0 if self.sums else own == shape):
                 continue
             dtypes[k] = held = wide if self.sums else dtype
@@ -166,7 +152,7 @@ class GradientKernel(FormulaKernel):
             if self.sums or any(place.block[axis] < shape[axis] for axis in axes):
                 shares[k] = tuple(min(dim, max(1, step)) for dim, step in zip(own, place.block, strict=True)), held
         groups = []
-        by_name = {f"x{k}": own for k, own in enumerate(shapes)}
+        by_name = {f"x{k}": own for k, own in enumerate(shapes, 1)}
         for members in self.groups:
             wanted = tuple(k for k in members if dtypes[k] is not None)
             if wanted:
@@ -184,9 +170,9 @@ class GradientKernel(FormulaKernel):
     ) -> Iterator[tuple[Callable[..., object], ...]]:
         """Yield functions with their arguments: the formulas of every group and the sums, block by block."""
         xp, place = ctx.xp, plan.place
-        shapes = place.shapes[1:]
-        arrays = [array.reshape(own) for array, own in zip(inputs, shapes, strict=True)]
-        targets = [None if out is None else out.reshape(own) for out, own in zip(outputs, shapes[1:], strict=True)]
+        *shapes, shape = place.shapes
+        arrays = [array.reshape(own) for array, own in zip(inputs, (shape, *shapes), strict=True)]
+        targets = [None if out is None else out.reshape(own) for out, own in zip(outputs, shapes, strict=True)]
         for k, one in plan.sums.items():
             if one.total is not None:
                 targets[k] = ctx.take(one.shape, one.total)
@@ -201,8 +187,8 @@ class GradientKernel(FormulaKernel):
                 for specs in (group.terms, group.shares, group.scratch)
             ]
             step = group.program.ufunc(xp) or group.program.step(xp, params)
-            results = [(k + 2, targets[k], plan.sums.get(k)) for k in group.outputs]
-            prepared.append((step, [(k + 1, arrays[k]) for k in group.used], results, *spaces))
+            results = [(k, targets[k], plan.sums.get(k)) for k in group.outputs]
+            prepared.append((step, [(k - 1, arrays[k]) for k in group.used], results, *spaces))
         for block in place.blocks():
             parts = block.parts
             for step, reads, results, *spaces in prepared:

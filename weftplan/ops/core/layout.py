@@ -1,15 +1,13 @@
 """Layouts: how arrays that broadcast are cut into blocks, for formulas and for the sums of gradients.
 
 A block is a part of the full shape, of whole rows if these fit. Blocks depend only on shapes and the limit of their
-elements, so every sum over blocks has one fixed order. Layouts are cached, since a call on small arrays takes less time
-than the arithmetic of its shapes.
+elements, so every sum over blocks has one fixed order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -26,7 +24,7 @@ class Block(NamedTuple):
 
     Attributes:
         cuts: the slices of the leading axes.
-        parts: for the full shape and that of each array the index of its part.
+        parts: for each of the shapes the index of the part of its array.
         is_whole: whether no block is greater.
     """
 
@@ -44,7 +42,7 @@ class Layout(NamedTuple):
     """The blocks of arrays that broadcast.
 
     Attributes:
-        shapes: the full shape and that of each array, with as few axes as possible.
+        shapes: that of each array, the full one last, with as few axes as possible.
         block: the shape of the greatest block.
         axes: number of leading axes that are cut.
         count: number of blocks.
@@ -66,7 +64,7 @@ class Layout(NamedTuple):
             return
         ranges = [
             [slice(start, min(start + step, dim)) for start in range(0, dim, step)]
-            for dim, step in zip(self.shapes[0][: self.axes], self.block, strict=False)
+            for dim, step in zip(self.shapes[-1][: self.axes], self.block, strict=False)
         ]
         indices = [_index(shape[: self.axes]) for shape in self.shapes]
         last = self.block[self.axes - 1]  # along earlier axes a block has one element
@@ -83,29 +81,29 @@ def _index(dims: Shape) -> Callable[[tuple[slice, ...]], tuple[slice, ...]]:
     return lambda cuts: tuple([whole if dim == 1 else cut for dim, cut in zip(dims, cuts, strict=True)])
 
 
-@lru_cache(maxsize=4096)
-def layout(full: Shape, shapes: tuple[Shape, ...], align: Align | None, limit: int, *, rows: bool = False) -> Layout:
-    """Return the layout of arrays that broadcast to the shape ``full``, or have as many elements.
+def layout(shapes: Sequence[Shape], align: Align | None, limit: int, *, rows: bool = False) -> Layout:
+    """Return the layout of arrays that broadcast to the last of ``shapes``, or have as many elements.
 
     Args:
         align: None: arrays broadcast by NumPy's rule.
         limit: the greatest number of elements of a block.
         rows: whether a block has at least one whole row, even if this has more elements.
 
-    >>> layout((4, 100, 10), ((10,),), None, 20)[:4]
-    (((400, 10), (1, 10)), (2, 10), 1, 200)
-    >>> layout((4, 100, 10), ((100, 1),), None, 300)[:4]
-    (((4, 100, 10), (1, 100, 1)), (1, 30, 10), 2, 16)
+    >>> layout([(10,), (4, 100, 10)], None, 20)[:4]
+    (((1, 10), (400, 10)), (2, 10), 1, 200)
+    >>> layout([(100, 1), (4, 100, 10)], None, 300)[:4]
+    (((1, 100, 1), (4, 100, 10)), (1, 30, 10), 2, 16)
     """
+    full = shapes[-1]
     size = math.prod(full)
     if align is not None:
-        shapes = tuple([align(full, shape) for shape in shapes])
-    shape, *others = collapse(full, *[full if math.prod(shape) == size else shape for shape in shapes])
+        shapes = [align(full, shape) for shape in shapes]
+    shape, *collapsed = collapse(full, *[full if math.prod(shape) == size else shape for shape in shapes])
     axis = 0
     while not rows and axis + 1 < len(shape) and math.prod(shape[axis + 1 :]) > limit:
         axis += 1
     block = (*(1,) * axis, rows_per_block(shape[axis:], limit), *shape[axis + 1 :])
     axes = next((axis + 1 for axis in reversed(range(len(shape))) if shape[axis] != block[axis]), 0)
     count = math.prod([-(-dim // step) for dim, step in zip(shape[:axes], block, strict=False)])
-    result = Layout((shape, *others), block, axes, count, ())
+    result = Layout(tuple(collapsed), block, axes, count, ())
     return result._replace(few=tuple(result._blocks())) if count <= MAX_PREPARED else result
