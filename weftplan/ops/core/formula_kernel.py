@@ -68,7 +68,8 @@ class FormulaKernel(BoundKernel):
     """
 
     outputs = 1
-    rows = False
+    full = -1
+    """Index in (*inputs, *outputs) of an array of the full shape."""
 
     def __init__(
         self,
@@ -192,21 +193,22 @@ class FormulaKernel(BoundKernel):
             return self._single(program, ctx.xp, params, used, arrays, out)
         step = program.step(ctx.xp, params)
         views = [array.reshape(shape) for array, shape in zip((*arrays, out), place.shapes, strict=True)]
-        if place.count == 1:
+        if place.number == 1:
             return partial(step, *views, *[ctx.take(*spec) for spec in scratch])
-        return bound_blocks(ctx, step, partial(_blocks, ctx, place, views, scratch), place.count)
+        return bound_blocks(ctx, step, partial(_blocks, ctx, place, views, scratch), place.number)
 
     def bare_form(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
         """Return a function of NumPy arrays if these fit one block; None if they do not, or an input is not read."""
         out = outputs[0]
-        program, used, place, scratch = self.plan(params, inputs, outputs)
+        plan: _Plan = self.plan(params, inputs, outputs)
+        program, used, place, scratch = plan
         if len(used) != len(inputs):
             return None
         if program.single is not None:
             return program.ufunc(np) or program.step(np, params)
-        if place.count > 1:
+        if place.number > 1:
             return None
         step = program.step(np, params)
         if all(spec.shape == out.shape for spec in inputs):
@@ -243,27 +245,27 @@ class FormulaKernel(BoundKernel):
     def plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> Any:
         """Return what a call needs to know, from its parameters, shapes and dtypes; such plans are cached."""
         specs = [None if spec is None else (spec.shape, spec.dtype) for spec in (*inputs, *outputs)]
-        key = (*self.chosen(params).values(), tiling.block(), *specs)
+        full = specs[self.full]
+        assert full is not None
+        limit = tiling.block() if self.limit is None else self.limit(math.prod(full[0]))
+        key = (*self.chosen(params).values(), limit, *specs)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._plan(params, inputs, outputs)
+            plan = self._plans[key] = self._plan(params, inputs, outputs, limit)
         return plan
 
-    def _plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> Any:
-        (out,) = outputs
+    def _plan(
+        self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None], limit: int
+    ) -> Any:
+        out = outputs[0]
         assert out is not None
         program, used = self.program(params, inputs, out.dtype)
-        place = self.layout(out, [spec for k in used if (spec := inputs[k]) is not None])
+        arrays = [spec for k in used if (spec := inputs[k]) is not None]
+        place = layout([spec.shape for spec in (*arrays, out)], self.align, limit)
         scratch = program.scratch_in(place.block, dict(zip([f"x{k}" for k in used], place.shapes, strict=False)))
         return _Plan(program, used, place, scratch)
-
-    def layout(self, full: SpecLike, arrays: Sequence[SpecLike]) -> Layout:
-        """Return the blocks of arrays that broadcast to the shape of ``full``, which comes last."""
-        size = math.prod(full.shape)
-        limit = tiling.block() if self.limit is None else self.limit(size)
-        return layout([*[array.shape for array in arrays], full.shape], self.align, limit, rows=self.rows)
 
     def _single(
         self, program: LoweredFormula, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],

@@ -7,25 +7,23 @@ the size of the output. Blocks depend only on shapes, so every sum has one fixed
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from weftplan.ops.core.expression import Kind, dtype_of
+from weftplan.ops.core.expression import dtype_of
 from weftplan.ops.core.forms import Call
-from weftplan.ops.core.formula_kernel import Choices, Formula, FormulaKernel, Integers
+from weftplan.ops.core.formula_kernel import Formula, FormulaKernel
 from weftplan.ops.core.kernels import accumulator, bound_blocks
-from weftplan.ops.core.layout import Align, Layout
+from weftplan.ops.core.layout import Layout, layout
 from weftplan.ops.core.lowering import LoweredFormula
 from weftplan.ops.core.rules import take_bytes
 from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _BYTE = np.dtype(np.uint8)
-
-
 Spec = tuple[Shape, DType]
 
 
@@ -34,43 +32,40 @@ class _Sum(NamedTuple):
 
     Attributes:
         shape: its shape, as few axes as possible.
-        axes: the axes of a block that are summed.
-        dtype: dtype in which a block is summed.
-        total: dtype of an array for its sum apart from the gradient, or None.
+        axes: the axes of a block that are summed, in ``wide``.
+        dtype: dtype of the terms and of the sum.
+        is_apart: whether the sum has another array than the gradient.
+        share: the shape of a block's sum, if several are added.
     """
 
     shape: Shape
     axes: tuple[int, ...]
     dtype: DType
-    total: DType | None
+    wide: DType
+    is_apart: bool
+    share: Shape | None
 
 
 class _Group(NamedTuple):
-    """Gradients that are computed together, with scratch for the greatest block.
+    """Gradients that are computed together: the program, the indices of its inputs and outputs, and scratch.
 
-    Attributes:
-        program: the formula, and ``used`` the indices of the inputs that it gets.
-        outputs: indices of the gradients.
-        terms: for each gradient that is a sum: the values of a block.
-        shares: for each sum to which several blocks add: that of a block.
-        scratch: that of the program.
+    The scratch is, for the greatest block, for each output that is a sum its terms, and their sum if several blocks are
+    added, and that of the program.
     """
 
     program: LoweredFormula
     used: tuple[int, ...]
     outputs: tuple[int, ...]
-    terms: list[Spec | None]
-    shares: list[Spec | None]
-    scratch: list[Spec]
+    scratch: tuple[Sequence[Spec | None], ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the scratch."""
-        return take_bytes(*[spec for spec in (*self.terms, *self.shares, *self.scratch) if spec is not None])
+        return take_bytes(*[spec for specs in self.scratch for spec in specs if spec is not None])
 
 
 class _Plan(NamedTuple):
-    """The blocks, groups and sums of calls with the same shapes and dtypes, and the bytes of a group's scratch."""
+    """The blocks of calls with the same shapes and dtypes, the sums by output, the groups, and the bytes of a group."""
 
     place: Layout
     sums: dict[int, _Sum]
@@ -90,40 +85,26 @@ class GradientKernel(FormulaKernel):
             an input that no later group reads. None: one after another.
         sums: how gradients are summed: False: each block's sum is added to the gradient. True: for all gradients but
             the first, which has the full shape, sums begin at 0 in the dtype of the computation, and are then rounded.
-        overlaps, compute, integers, choices, numbers, base, align: as for :class:`FormulaKernel`; ``base`` is by
-            default the dtype of the output gradient.
+        base: by default 0, the output gradient.
         limit: as for :class:`FormulaKernel`; None: blocks are whole rows.
+        options: those of :class:`FormulaKernel`.
     """
 
+    full = 0
+
     def __init__(
-        self,
-        formula: Formula,
-        inputs: int,
-        *,
-        groups: Sequence[tuple[int, ...]] | None = None,
-        sums: bool = False,
-        overlaps: Sequence[int] | None = None,
-        compute: Kind = None,
-        integers: Integers = "formula",
-        choices: Choices | None = None,
-        numbers: Sequence[int] = (),
-        base: int | DType = 0,
-        align: Align | None = None,
-        limit: Callable[[int], int] | None = None,
-    ) -> None:
-        super().__init__(
-            formula, inputs, overlaps=overlaps, compute=compute, integers=integers, choices=choices, numbers=numbers,
-            base=base, align=align, limit=limit,
-        )  # fmt: skip
+        self, formula: Formula, inputs: int, *, groups: Sequence[tuple[int, ...]] | None = None, sums: bool = False,
+        base: int | DType = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(formula, inputs, base=base, **options)
         self.outputs = inputs - 1
         self.groups = [(k,) for k in range(self.outputs)] if groups is None else groups
-        self.rows = limit is None
         self.sums = sums
 
     def bind(self, ctx: Workspace, params: Params, inputs: Arrays, outputs: Arrays) -> Call:
         """Return a call of the formulas and the sums on every block."""
         plan: _Plan = self.plan(params, inputs, outputs)
-        count = (len(plan.groups) + len(plan.sums)) * plan.place.count
+        count = (len(plan.groups) + len(plan.sums)) * plan.place.number
         return bound_blocks(ctx, operator.call, partial(self._calls, ctx, params, plan, inputs, outputs), count)
 
     def bare_form(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
@@ -132,79 +113,79 @@ class GradientKernel(FormulaKernel):
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""
         plan: _Plan = self.plan(params, inputs, outputs)
-        totals = [(one.shape, one.total) for one in plan.sums.values() if one.total is not None]
+        totals = [(one.shape, one.dtype) for one in plan.sums.values() if one.is_apart]
         return take_bytes(*totals, ((plan.nbytes,), _BYTE))
 
-    def _plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> _Plan:
+    def _plan(
+        self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None], limit: int
+    ) -> _Plan:
         specs = [spec for spec in inputs if spec is not None]
-        place = self.layout(specs[0], specs[1:])
+        place = layout([spec.shape for spec in (*specs[1:], specs[0])], self.align, limit, rows=self.limit is None)
         *shapes, shape = place.shapes
-        wide = dtype_of(self.compute, self.base_dtype(specs, ()))
+        dtypes = {k: spec.dtype for k, spec in enumerate(outputs) if spec is not None}
         sums: dict[int, _Sum] = {}
-        shares: dict[int, Spec] = {}
-        dtypes: list[DType | None] = [None if spec is None else spec.dtype for spec in outputs]
-        for k, (own, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
-            if dtype is None or (k == 0 if self.sums else own == shape):
+        for k, dtype in dtypes.items():
+            own = shapes[k]
+            if k == 0 if self.sums else own == shape:
                 continue
-            dtypes[k] = held = wide if self.sums else dtype
+            held = dtype_of(self.compute, self.base_dtype(specs, ())) if self.sums else dtype
             axes = tuple(axis for axis, dim in enumerate(own) if dim != shape[axis])
-            sums[k] = _Sum(own, axes, accumulator(held), None if held == dtype else held)
+            share = None
             if self.sums or any(place.block[axis] < shape[axis] for axis in axes):
-                shares[k] = tuple(min(dim, max(1, step)) for dim, step in zip(own, place.block, strict=True)), held
+                share = tuple(min(dim, max(1, step)) for dim, step in zip(own, place.block, strict=True))
+            sums[k] = _Sum(own, axes, held, accumulator(held), held != dtype, share)
         groups = []
-        by_name = {f"x{k}": own for k, own in enumerate(shapes, 1)}
         for members in self.groups:
-            wanted = tuple(k for k in members if dtypes[k] is not None)
+            wanted = tuple(k for k in sorted(members) if k in dtypes)
             if wanted:
-                kinds = [dtype if k in wanted else None for k, dtype in enumerate(dtypes)]
-                program, used = self.program(params, inputs, *kinds, apart=tuple(k for k in wanted if k in sums))
-                terms = [
-                    (place.block, dtype) if k in sums and (dtype := dtypes[k]) is not None else None for k in wanted
+                kinds = [
+                    (sums[k].dtype if k in sums else dtypes[k]) if k in wanted else None for k in range(len(outputs))
                 ]
-                scratch = program.scratch_in(place.block, by_name)
-                groups.append(_Group(program, used, wanted, terms, [shares.get(k) for k in wanted], scratch))
+                program, used = self.program(params, inputs, *kinds, apart=tuple(sums))
+                terms = [(place.block, sums[k].dtype) if k in sums else None for k in wanted]
+                shares = [(share, sums[k].dtype) if k in sums and (share := sums[k].share) else None for k in wanted]
+                scratch = program.scratch_in(place.block, {f"x{k}": own for k, own in enumerate(shapes, 1)})
+                groups.append(_Group(program, used, wanted, (terms, shares, scratch)))
         return _Plan(place, sums, groups, max((group.nbytes for group in groups), default=0))
 
     def _calls(
         self, ctx: Workspace, params: Params, plan: _Plan, inputs: Arrays, outputs: Arrays
-    ) -> Iterator[tuple[Callable[..., object], ...]]:
+    ) -> Iterator[tuple[Any, ...]]:
         """Yield functions with their arguments: the formulas of every group and the sums, block by block."""
         xp, place = ctx.xp, plan.place
         *shapes, shape = place.shapes
         arrays = [array.reshape(own) for array, own in zip(inputs, (shape, *shapes), strict=True)]
-        targets = [None if out is None else out.reshape(own) for out, own in zip(outputs, shapes, strict=True)]
+        targets: list[Any] = [
+            None if out is None else out.reshape(own) for out, own in zip(outputs, shapes, strict=True)
+        ]
         for k, one in plan.sums.items():
-            if one.total is not None:
-                targets[k] = ctx.take(one.shape, one.total)
+            if one.is_apart:
+                targets[k] = ctx.take(one.shape, one.dtype)
             if self.sums:
                 yield targets[k].fill, 0
         memory = ctx.take((plan.nbytes,), _BYTE)
         prepared = []
         for group in plan.groups:
             take = Workspace(xp, memory).take
-            spaces = [
-                [None if spec is None else take(*spec) for spec in specs]
-                for specs in (group.terms, group.shares, group.scratch)
-            ]
+            spaces = [[None if spec is None else take(*spec) for spec in specs] for specs in group.scratch]
             step = group.program.ufunc(xp) or group.program.step(xp, params)
-            results = [(k, targets[k], plan.sums.get(k)) for k in group.outputs]
-            prepared.append((step, [(k - 1, arrays[k]) for k in group.used], results, *spaces))
+            reads = [(k - 1, arrays[k]) for k in group.used]  # the index in ``place.shapes``; the last shape is full
+            prepared.append((step, reads, [(k, targets[k], plan.sums.get(k)) for k in group.outputs], spaces))
         for block in place.blocks():
             parts = block.parts
-            for step, reads, results, *spaces in prepared:
+            for step, reads, results, spaces in prepared:
                 terms, shares, scratch = spaces if block.is_whole else map(block.trimmed, spaces)
                 outs = [
-                    target[parts[at]] if one is None else term
-                    for (at, target, one), term in zip(results, terms, strict=True)
+                    target[parts[k]] if one is None else term
+                    for (k, target, one), term in zip(results, terms, strict=True)
                 ]
                 yield (step, *[array[parts[at]] for at, array in reads], *outs, *scratch)
-                for (at, target, one), term, share in zip(results, terms, shares, strict=True):
-                    if one is not None:
-                        if share is not None and not self.sums and _is_first(block.cuts, one.shape):
-                            share = None
-                        yield _add, xp, one, term, target[parts[at]], share
+                for (k, target, summed), term, share in zip(results, terms, shares, strict=True):
+                    if summed is not None:
+                        is_first = share is not None and not self.sums and _is_first(block.cuts, summed.shape)
+                        yield _add, xp, summed, term, target[parts[k]], None if is_first else share
         for k, one in plan.sums.items():
-            if one.total is not None:
+            if one.is_apart:
                 yield (partial(xp.copyto, outputs[k].reshape(one.shape), targets[k], casting="unsafe"),)
 
 
@@ -217,7 +198,7 @@ def _add(xp: ArrayModule, one: _Sum, terms: RawArray, target: RawArray, share: R
     """Sum ``terms`` to ``target``, or sum them to ``share`` and add this to ``target``."""
     out = target if share is None else share
     if one.axes:
-        xp.sum(terms, axis=one.axes, dtype=one.dtype, out=out, keepdims=True)
+        xp.sum(terms, axis=one.axes, dtype=one.wide, out=out, keepdims=True)
     else:
         xp.copyto(out, terms)
     if share is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weftplan.ops.core.kernels import MAX_PREPARED, collapse, rows_per_block
 from weftplan.ops.core.schema import Shape
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     parts: tuple[tuple[slice, ...], ...]
     is_whole: bool
 
-    def trimmed(self, spaces: Sequence[RawArray | None]) -> Sequence[RawArray]:
+    def trimmed(self, spaces: Sequence[RawArray | None]) -> list[Any]:
         """Return the parts of scratch arrays, made for the greatest block, for this smaller one."""
         part = tuple([slice(cut.stop - cut.start) for cut in self.cuts])
         return [None if space is None else space[part] for space in spaces]
@@ -45,13 +45,13 @@ class Layout(NamedTuple):
         shapes: that of each array, the full one last, with as few axes as possible.
         block: the shape of the greatest block.
         axes: number of leading axes that are cut.
-        count: number of blocks.
+        number: number of blocks.
     """
 
     shapes: tuple[Shape, ...]
     block: Shape
     axes: int
-    count: int
+    number: int
     few: tuple[Block, ...]
 
     def blocks(self) -> Iterable[Block]:

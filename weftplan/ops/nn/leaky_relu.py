@@ -19,11 +19,12 @@ from weftplan.ops.core.expression import Expr, cast, f, where
 from weftplan.ops.core.forms import ChosenKernel, context_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.gradient_kernel import GradientKernel
-from weftplan.ops.core.kernels import BOOL, block_bytes
+from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape
 from weftplan.ops.core.schema import (
+    DType,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -149,28 +150,26 @@ def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | N
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
-    flat = data.reshape(-1)
-    size = min(flat.size, tiling.block())
-    draws = ctx.take((size,), np.dtype(np.float32))
-    above = ctx.take((size,), BOOL)
-    slopes = ctx.take((size,), data.dtype)
-    for start in range(0, flat.size, tiling.block()):
-        part = slice(start, min(start + tiling.block(), flat.size))
-        x = flat[part]
-        draw, positive, slope = draws[: x.size], above[: x.size], slopes[: x.size]
+    targets = [array for array in (out, mask) if array is not None]
+    for x, *parts, draw, above, slope in blocks(ctx, (data, *targets), _random_scratch(data.dtype)):
         if generator is None:
             draw.fill((low + high) / 2)
         else:
             generator.random(draw.shape, dtype=np.float32, out=draw)
             xp.multiply(draw, high - low, out=draw)
             xp.add(draw, low, out=draw)
-        xp.greater(x, 0, out=positive)
+        xp.greater(x, 0, out=above)
         xp.copyto(slope, draw, casting="same_kind")
-        xp.copyto(slope, 1, where=positive)
+        xp.copyto(slope, 1, where=above)
         if mask is not None:
-            mask.reshape(-1)[part] = slope
+            parts[-1][...] = slope
         if out is not None:
-            xp.multiply(x, slope, out=out.reshape(-1)[part])
+            xp.multiply(x, slope, out=parts[0])
+
+
+def _random_scratch(dtype: DType) -> tuple[DType, ...]:
+    """Return the dtypes of rrelu's scratch: the draws, whether data is above 0, and the slopes."""
+    return np.dtype(np.float32), BOOL, dtype
 
 
 _formula = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
@@ -197,7 +196,7 @@ _BACKWARD_KERNELS: dict[str, Kernel] = {
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, dtype = inputs[0]
     if params["act_type"] == "rrelu":
-        return block_bytes(math.prod(shape), [np.dtype(np.float32), BOOL, dtype])
+        return block_bytes(math.prod(shape), _random_scratch(dtype))
     return _FORWARD_KERNEL.workspace(params, inputs, outputs)
 
 
