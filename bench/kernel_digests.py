@@ -116,9 +116,9 @@ def calls(op, params, dtype):
         for pair in BROADCAST:
             ins = [TensorSpec(shape, dtype) for shape in pair]
             full = TensorSpec(np.broadcast_shapes(*pair), dtype)
-            if op.backward_of:
+            if op.backward_of and count == 2:
                 yield str(pair), [full, *ins][: len(names)], ins
-            else:
+            elif not op.backward_of:
                 yield str(pair), ins, [full]
                 yield f"samples {pair}", [full, TensorSpec(full.shape[:1], dtype)], [full]
     if "random_pdf" in op.name:
@@ -126,7 +126,7 @@ def calls(op, params, dtype):
             data, own = TensorSpec(shape, dtype), TensorSpec(head, dtype)
             back = op.backward_of is not None
             ins = [data] * (1 + back) + [own] * (len(names) - 1 - back)
-            yield f"samples {shape} {head}", ins, ins[1:] if back else [data]
+            yield f"samples {head}" if shape[0] == 3 else f"samples {shape}", ins, ins[1:] if back else [data]
     if params.get("act_type") == "prelu":
         for gamma in ((5,), (1,), (1, 5, 1), (8, 1, 300), (8, 5, 1)):
             data, own = TensorSpec((8, 5, 300), dtype), TensorSpec(gamma, dtype)
