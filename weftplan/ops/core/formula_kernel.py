@@ -289,7 +289,7 @@ class FormulaKernel(BoundKernel):
 
 def _blocks(
     ctx: Workspace, place: Layout, views: Sequence[RawArray], scratch: Sequence[tuple[Shape, DType]]
-) -> Iterator[tuple[RawArray, ...]]:
+) -> Iterator[tuple[object, ...]]:
     """Yield the arguments of a step, block by block."""
     spaces = [ctx.take(*spec) for spec in scratch]
     for block in place.blocks():
@@ -297,7 +297,7 @@ def _blocks(
         yield (*parts, *(spaces if block.is_whole else block.trimmed(spaces)))
 
 
-def _as_tuple(results: Any) -> tuple[Any, ...]:
+def _as_tuple(results: object) -> tuple[object, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 

@@ -150,7 +150,7 @@ class GradientKernel(FormulaKernel):
 
     def _calls(
         self, ctx: Workspace, params: Params, plan: _Plan, inputs: Arrays, outputs: Arrays
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[tuple[object, ...]]:
         """Yield functions with their arguments: the formulas of every group and the sums, block by block."""
         xp, place = ctx.xp, plan.place
         *shapes, shape = place.shapes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weftplan.ops.core.kernels import MAX_PREPARED, collapse, rows_per_block
 from weftplan.ops.core.schema import Shape
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     parts: tuple[tuple[slice, ...], ...]
     is_whole: bool
 
-    def trimmed(self, spaces: Sequence[RawArray | None]) -> list[Any]:
+    def trimmed(self, spaces: Sequence[RawArray | None]) -> list[RawArray | None]:
         """Return the parts of scratch arrays, made for the greatest block, for this smaller one."""
         part = tuple([slice(cut.stop - cut.start) for cut in self.cuts])
         return [None if space is None else space[part] for space in spaces]
