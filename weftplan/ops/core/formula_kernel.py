@@ -294,7 +294,7 @@ def _blocks(
     spaces = [ctx.take(*spec) for spec in scratch]
     for block in place.blocks():
         parts = [view[part] for view, part in zip(views, block.parts, strict=True)]
-        yield (*parts, *(spaces if block.is_whole else block.trimmed(spaces)))
+        yield (*parts, *block.trimmed(spaces))
 
 
 def _as_tuple(results: object) -> tuple[object, ...]:

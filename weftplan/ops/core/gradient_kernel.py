@@ -174,7 +174,7 @@ class GradientKernel(FormulaKernel):
         for block in place.blocks():
             parts = block.parts
             for step, reads, results, spaces in prepared:
-                terms, shares, scratch = spaces if block.is_whole else map(block.trimmed, spaces)
+                terms, shares, scratch = map(block.trimmed, spaces)
                 outs = [
                     target[parts[k]] if one is None else term
                     for (k, target, one), term in zip(results, terms, strict=True)

@@ -25,17 +25,17 @@ class Block(NamedTuple):
     Attributes:
         cuts: the slices of the leading axes.
         parts: for each of the shapes the index of the part of its array.
-        is_whole: whether no block is greater.
+        trim: the index of its part of scratch that was made for the greatest block; None: all.
     """
 
     cuts: tuple[slice, ...]
     parts: tuple[tuple[slice, ...], ...]
-    is_whole: bool
+    trim: tuple[slice, ...] | None
 
-    def trimmed(self, spaces: Sequence[RawArray | None]) -> list[RawArray | None]:
-        """Return the parts of scratch arrays, made for the greatest block, for this smaller one."""
-        part = tuple([slice(cut.stop - cut.start) for cut in self.cuts])
-        return [None if space is None else space[part] for space in spaces]
+    def trimmed(self, spaces: Sequence[RawArray | None]) -> Sequence[RawArray | None]:
+        """Return the parts of scratch arrays for this block."""
+        trim = self.trim
+        return spaces if trim is None else [None if space is None else space[trim] for space in spaces]
 
 
 class Layout(NamedTuple):
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
     def _blocks(self) -> Iterable[Block]:
         if not self.axes:
-            yield Block((), ((),) * len(self.shapes), True)
+            yield Block((), ((),) * len(self.shapes), None)
             return
         ranges = [
             [slice(start, min(start + step, dim)) for start in range(0, dim, step)]
@@ -69,7 +69,9 @@ class Layout(NamedTuple):
         indices = [_index(shape[: self.axes]) for shape in self.shapes]
         last = self.block[self.axes - 1]  # along earlier axes a block has one element
         for cuts in product(*ranges):
-            yield Block(cuts, tuple([index(cuts) for index in indices]), cuts[-1].stop - cuts[-1].start == last)
+            is_whole = cuts[-1].stop - cuts[-1].start == last
+            trim = None if is_whole else tuple([slice(cut.stop - cut.start) for cut in cuts])
+            yield Block(cuts, tuple([index(cuts) for index in indices]), trim)
 
 
 def _index(dims: Shape) -> Callable[[tuple[slice, ...]], tuple[slice, ...]]:
