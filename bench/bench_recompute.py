@@ -133,7 +133,7 @@ def prices(rounds, only):
             modelled = float(re.findall(r"([\d.]+) % more", note)[0]) if note else 0.0
             step(off), step(on)
             pairs = [(step(off)[1], step(on)[1]) for _ in range(rounds)]
-            measured = 100 * (min(b for _, b in pairs) / min(a for a, _ in pairs) - 1)
+            measured = 100 * (statistics.median(b / a for a, b in pairs) - 1)
             gap = abs(modelled - measured)
             print(f"| {name} | {share} | {modelled:.1f} | {measured:.1f} | {gap:.1f} |", flush=True)
 
@@ -167,7 +167,7 @@ def best(executor, steps):
 def main():
     """Measure the networks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--policies", nargs="+", default=["cheap", "mxnet", "sqrt"])
     parser.add_argument("--prices", action="store_true", help="modelled and measured extra time under budgets")

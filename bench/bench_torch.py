@@ -292,7 +292,7 @@ def bench_planning(names: list[str]) -> None:
             print(
                 f"{name:9} {label:8} ours {part.spent:5.2f} s (search {part.choices[0].seconds:.2f} s of wall time), "
                 f"tracing by PyTorch and the first forward pass {whole - part.spent:5.2f} s; {points} choices, "
-                f"smallest {plan.smallest / plan.plain:.3f} of plain",
+                f"smallest {plan.smallest / plan.plain:.3f} of {plan.plain:,} bytes; {'; '.join(plan.notes)}",
                 flush=True,
             )
 

@@ -286,15 +286,6 @@ def test_a_bad_factor_skips_the_step(factor, mixed):
         np.testing.assert_array_equal(x.asnumpy(), old)
 
 
-def test_contract_of_adamw():
-    """AdamW steps meet the kernel contract in place, replayed, with exactly the declared scratch."""
-    inputs = [uniform(5, 4, seed=k).astype(np.float32) for k in range(4)]
-    factor = np.array([1.5], np.float32)
-    check_contract("_adamw_update", [*inputs, factor], RATES)
-    narrow = [x.astype(np.float16) for x in inputs[:2]]
-    check_contract("_mp_adamw_update", [*narrow, *inputs[2:], inputs[0], factor], RATES)
-
-
 @pytest.mark.parametrize("mixed", [False, True])
 def test_several_weights_at_once(mixed):
     """One update of two weights with their own rates equals two single updates.

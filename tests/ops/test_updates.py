@@ -8,6 +8,8 @@ from tests.support.ops_harness import check_contract, check_hidden, prepare, run
 from tests.support.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops.core import registry, tiling
+from weftplan.ops.core.expression import FormulaError, f
+from weftplan.ops.optimizer.step import COPY, LR, step
 
 
 def uniform(*shape, low=-1.0, high=1.0, seed=0):
@@ -130,45 +132,48 @@ def test_memory(case):
     check_hidden(prepare(op, large, params), 3 * 8192 * size + 20_000)
 
 
-@pytest.mark.parametrize("case", [*SAME[:-1], *MIXED], ids=lambda case: case[0])
+@pytest.mark.parametrize("case", [*SAME[:-1], *MIXED, *GROUPS], ids=lambda case: case[0])
 def test_states_change_where_they_lie(case):
-    """A call with the weight as output changes the weight and states in place, but not the gradient."""
-    op, arrays, params = narrowed(case, "float32")
+    """A call with the weights as outputs changes weights and states in place, but neither gradients nor rates."""
+    op, arrays, params = narrowed(case, "float16" if "multi_mp_" in case[0] else "float32")
     inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
     expected = [x.copy() for x in arrays]
-    new = run(op, expected, params)[0]
-    getattr(mx.nd, op)(*inputs, out=inputs[0], **params)
-    np.testing.assert_array_equal(inputs[0].asnumpy(), new)
-    np.testing.assert_array_equal(inputs[1].asnumpy(), arrays[1])
-    for ours, theirs in zip(inputs[2:], expected[2:], strict=True):
+    names = registry.get(op).input_names(params)
+    weights = [k for k, name in enumerate(names) if name.startswith("weight") and "32" not in name]
+    for k, new in zip(weights, run(op, expected, params), strict=True):
+        expected[k] = new
+    getattr(mx.nd, op)(*inputs, out=[inputs[k] for k in weights], **params)
+    for ours, theirs in zip(inputs, expected, strict=True):
         np.testing.assert_array_equal(ours.asnumpy(), theirs)
 
 
-def test_a_mixed_step_is_the_plain_step_of_the_copy():
-    """A mixed-precision step changes its float32 copy like a float32 weight; the float16 weight is the rounded copy."""
-    op, arrays, params = narrowed(MIXED[1], "float16")
-    plain = [arrays[3].copy(), arrays[1].astype(np.float32), arrays[2].copy()]
-    expected = run("sgd_mom_update", plain, params)[0]
+@pytest.mark.parametrize(
+    "case",
+    [case for case in (*MIXED, MIXED_STEP) if "mp_" in case[0] and "nag" not in case[0]],
+    ids=lambda case: case[0],
+)
+def test_a_mixed_step_is_the_plain_step_of_the_copy(case):
+    """A mixed-precision step is a float32 step of copy and states; its output is the rounded copy, or a direction."""
+    op, arrays, params = narrowed(case, "float16")
+    at = registry.get(op).inputs.index(COPY)
+    others = [x for k, x in enumerate(arrays) if k > 1 and k != at]
+    plain = [arrays[at].copy(), arrays[1].astype("float32"), *(x.copy() for x in others)]
+    expected = run(op.replace("mp_", ""), plain, params)[0]
     actual = run(op, arrays, params)[0]
-    np.testing.assert_allclose(arrays[3], expected, rtol=1e-6)
-    np.testing.assert_array_equal(actual, arrays[3].astype(np.float16))
-
-
-def test_mixed_lamb_moves_its_copy():
-    """Both LAMB phases compute on the float32 copy as on a float32 weight, and phase 2 updates the copy."""
-    op, arrays, params = narrowed(next(case for case in MIXED if case[0] == "mp_lamb_update_phase1"), "float16")
-    weight, gradient, mean, var, copy = arrays
-    plain = [copy.copy(), gradient.astype(np.float32), mean.copy(), var.copy()]
-    expected = run("lamb_update_phase1", plain, params)[0]
-    direction = run(op, arrays, params)[0]
-    assert direction.dtype == np.float32
-    for ours, theirs in zip([direction, mean, var], [expected, *plain[2:]], strict=True):
+    assert actual.dtype == (np.float32 if "phase1" in op else np.float16)
+    np.testing.assert_array_equal(actual, expected.astype(actual.dtype))
+    np.testing.assert_array_equal(arrays[at], plain[0] if "phase1" in op else expected)
+    for ours, theirs in zip(others, plain[2:], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    norms = [np.array([2.0], np.float32), np.array([3.0], np.float32)]
-    moved = run("lamb_update_phase2", [plain[0], direction, *norms], {"lr": 0.1})[0]
-    narrow = run("mp_lamb_update_phase2", [weight, direction, *norms, copy], {"lr": 0.1})[0]
-    np.testing.assert_array_equal(copy, moved)
-    np.testing.assert_array_equal(narrow, moved.astype(np.float16))
+
+
+@pytest.mark.parametrize("case", [*SAME[1:3], SAME[-1], *MIXED, MIXED_STEP], ids=lambda case: case[0])
+def test_weights_without_dimensions(case):
+    """A step of weights of shape () is that of weights of shape (1,)."""
+    op, arrays, params = narrowed(case, "float32")
+    flat, scalar = ([x if x.shape == (1,) else x[0, 0].reshape(shape) for x in arrays] for shape in ((1,), ()))
+    expected = run(op, [x.copy() for x in flat], params)[0]
+    np.testing.assert_array_equal(run(op, scalar, params)[0].reshape(1), expected)
 
 
 @pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
@@ -208,19 +213,6 @@ def test_states_of_several_weights_in_a_graph():
     assert executor.aux_dict["u_weight32_1"].asnumpy().tolist() == [-4, -4, -4]
 
 
-@pytest.mark.parametrize("case", GROUPS, ids=lambda case: case[0])
-def test_several_weights_as_outputs(case):
-    """A call with the weights as outputs changes weights and states, but neither gradients nor rates."""
-    op, arrays, params = narrowed(case, "float16" if "mp_" in case[0] else "float32")
-    inputs = [mx.nd.array(x, dtype=x.dtype) for x in arrays]
-    expected = [x.copy() for x in arrays]
-    size = len(SEVERAL[op.removeprefix("preloaded_")][1])
-    expected[0], expected[size] = run(op, expected, params)
-    getattr(mx.nd, op)(*inputs, out=[inputs[0], inputs[size]], **params)
-    for ours, theirs in zip(inputs, expected, strict=True):
-        np.testing.assert_array_equal(ours.asnumpy(), theirs)
-
-
 def test_reset_arrays():
     """reset_arrays fills arrays of any dtype with zeros and returns an empty list, as in MXNet."""
     arrays = [mx.nd.ones((2,)), mx.nd.array([[1, np.nan]], dtype="float16"), mx.nd.ones((3,), dtype="int32")]
@@ -247,18 +239,18 @@ def test_in_a_graph():
 @pytest.mark.parametrize(
     ("op", "arrays", "params", "error", "words"),
     [
-        ("nag_mom_update", [W, G[:2], S], {"lr": 0.1}, ShapeError, "input 1"),
-        ("mp_sgd_update", [W, G, W], {"lr": 0.1}, DTypeError, "state of a mixed-precision step"),
+        ("nag_mom_update", [W, G[:2], S], {"lr": 0.1}, ShapeError, "weight and grad"),
+        ("mp_sgd_update", [W, G, W], {"lr": 0.1}, DTypeError, "weight32, expected float32"),
         ("mp_sgd_update", [W.astype(int)] * 2 + [W.astype("f")], {"lr": 0.1}, DTypeError, "expects floats"),
         ("multi_sgd_update", [W, G], {"lrs": (0.1, 0.2), "wds": (0.0,), "num_weights": 1}, ParameterError, "lrs has 2"),
-        ("multi_sgd_update", [W, G[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "gradient 0"),
-        ("multi_sgd_mom_update", [W, G, S[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "weight and mom 0"),
-        ("multi_mp_sgd_update", [W, G, W], {"lrs": (0.1,), "wds": (0.0,)}, DTypeError, "state of a mixed-precision"),
+        ("multi_sgd_update", [W, G[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "weight 0: .*and grad"),
+        ("multi_sgd_mom_update", [W, G, S[0]], {"lrs": (0.1,), "wds": (0.0,)}, ShapeError, "0: .* weight and mom"),
+        ("multi_mp_sgd_update", [W, G, W], {"lrs": (0.1,), "wds": (0.0,)}, DTypeError, "weight 0: .*weight32"),
         ("preloaded_multi_sgd_update", [W, G, *LOADED], {"num_weights": 1}, ShapeError, "lrs, one for each weight"),
-        ("preloaded_multi_sgd_update", [W, G, P[0][:1], LOADED[1][:1]], {}, DTypeError, "lrs and wds"),
+        ("preloaded_multi_sgd_update", [W, G, P[0][:1], LOADED[1][:1]], {}, DTypeError, "lrs, one for each"),
         ("all_finite", [W], {"init_output": False}, ParameterError, "init_output"),
         ("multi_sum_sq", [W, G.astype("f")], {"num_arrays": 2}, DTypeError, "differ"),
-        ("lamb_update_phase2", [W, G, P, P], {"lr": 0.1}, ShapeError, "norms"),
+        ("lamb_update_phase2", [W, G, P, P], {"lr": 0.1}, ShapeError, "r1, expected .1,"),
         ("ftml_update", [W, G, P, Q, S], {"lr": 0.1}, ParameterError, "'t'"),
     ],
 )
@@ -267,3 +259,19 @@ def test_wrong_inputs(op, arrays, params, error, words):
     with pytest.raises(error, match=words):
         prepare(op, arrays, params)
     assert issubclass(error, MXNetError)
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        (lambda p, w, g, mom: (f.sinus(w), mom), "unknown function 'sinus'"),
+        (lambda p, w, g, mom: (w * p.rate, mom), "rate"),
+        (lambda p, w, g, mom: (w if w else g, mom), "use `where`"),
+        (lambda p, w, g, mom: (w - g * p.lr,), "ValueError"),
+    ],
+)
+def test_wrong_formulas(formula, words):
+    """A step whose formula cannot be computed is refused with its name, and none of its operators is registered."""
+    with pytest.raises(FormulaError, match=f"step 'leap_update': .*{words}"):
+        step("leap_update", formula, ("mom", COPY), (LR,), "A step that is wrong.", in_mxnet=False)
+    assert not any(registry.contains(name) for name in ("leap_update", "mp_leap_update"))

@@ -74,6 +74,30 @@ class Convolutions(nn.Module):
         return torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
 
 
+class Branches(nn.Module):
+    """Wide branches without parameters that are computed side by side, although one after the other needs less."""
+
+    def __init__(self, width: int = 64, count: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
+        self.count, self.drop = count, nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        x = self.layers[0](x)
+        wide = [x.repeat(1, 8).tanh() for _ in range(self.count)]
+        for part in [self.drop(part.view(len(part), 8, -1).sum(1)) for part in wide]:
+            x = x + part
+        for layer in self.layers[1:]:
+            x = F.relu(layer(x))
+        return F.cross_entropy(x, target)
+
+    @staticmethod
+    def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+        """Return random rows and classes."""
+        return torch.randn(256, 64), torch.randint(0, 10, (256,))
+
+
 class Patches(nn.Module):
     """A mixer: a convolution over patches, then perceptrons over the tokens."""
 

@@ -54,10 +54,11 @@ class ChosenOrder:
     proved: bool
 
 
-def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
+def choose_order(program: Program, options: PlanOptions, *, work: int = MAX_WORK) -> ChosenOrder:
     """Return the candidate order with the lowest bound; that of ``program`` itself if no candidate is lower.
 
-    A program of several devices is not searched, and nothing is proved about it.
+    A program of several devices is not searched, and nothing is proved about it. ``work`` is the maximum number of
+    touched groups of each search (:data:`~weftplan.planner.exact_order_search.MAX_WORK`).
     """
     graph = _Dependencies(program)
     best = ChosenOrder(program.order, lower_bound(program, program.order, options=options), proved=False)
@@ -80,7 +81,7 @@ def choose_order(program: Program, options: PlanOptions) -> ChosenOrder:
         if not improved.proved:
             best = _greedy(program, graph, (start, end), best, options=options)
             model = PartModel(program, best.nodes[start:end], predecessors=graph.predecessors, options=options)
-            improved = model.search(MAX_WORK)
+            improved = model.search(work)
             best = _lower(program, [*best.nodes[:start], *improved.nodes, *best.nodes[end:]], best, options=options)
         # The model's peak of an order is never above its bound, so an order whose bound is a proved peak is optimal.
         if improved.proved and improved.peak == best.bound:

@@ -22,8 +22,8 @@ from weftplan.planner.liveness import MAX_STEPS, shared_roots
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Program, scratch_of
 
-MAX_WORK = 1_500_000
-"""Touched groups after which a search ends without proof; about a second."""
+MAX_WORK = 9_000_000
+"""Touched groups after which a search ends without proof; at most about two seconds."""
 
 
 @dataclass(frozen=True, slots=True)

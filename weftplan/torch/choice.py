@@ -11,14 +11,19 @@ from weftplan.device.amounts import amount
 from weftplan.errors import BudgetError
 from weftplan.planner import PlanOptions
 from weftplan.planner.buffers import Buffers
-from weftplan.planner.choose_order import lazy_backward
+from weftplan.planner.choose_order import choose_order, lazy_backward, lower_bound
 from weftplan.planner.program import Program
 from weftplan.planner.recompute import Price, Tape, block_sets, curve, repeat
+from weftplan.planner.storage_assignment import Assignment
 from weftplan.planner.strategies import assignment
-from weftplan.torch.step_program import Joint, line_of
+from weftplan.torch.step_program import STATE, Joint, line_of
 
 OPTIONS = PlanOptions(enable_inplace=False)
 """Plan options without in-place results, because PyTorch's functional graphs compute nothing in place."""
+ORDER_WORK = 1_500_000
+"""Work of the search for an order, about 0.3 s: six times as much lowers no peak of the models in ``bench/``."""
+WORTH_AN_ORDER = 0.995
+"""The maximum of the new peak, as a share of that in PyTorch's order, for which choices are searched twice."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +87,61 @@ class Plan:
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Nodes that run twice, in an order of execution; ``program`` repeats none."""
+
+    price: Price
+    program: Program
+    assigned: Assignment
+
+    @property
+    def peak(self) -> int:
+        """Peak of live bytes."""
+        return self.price.peak
+
+    @property
+    def seconds(self) -> float:
+        """Modelled seconds of the second runs."""
+        return self.price.seconds
+
+
 class Choices:
-    """The choices of one graph: from no recomputation to the smallest peak; peaks fall strictly, seconds rise."""
+    """The choices of one graph: from no recomputation to the smallest peak; peaks fall strictly, seconds rise.
+
+    A choice runs in PyTorch's order, or in a searched order if that lowers the peak by more than 0.5 %: for some small
+    budgets PyTorch's order is the better one.
+    """
 
     def __init__(self, joint: Joint) -> None:
         began = time.perf_counter()
         self.joint = joint
-        self.program: Program = lazy_backward(joint.program())
-        self.inputs: int = self.program.external_bytes["arguments"]
-        self._assigned = assignment(self.program, OPTIONS)
-        self.tape = Tape(self.program, assignment=self._assigned, options=OPTIONS, seconds=joint.seconds())
-        self.points: list[Price] = curve(self.tape, seeds=block_sets(self.tape))
+        given = lazy_backward(joint.program())
+        found: list[Choice] = []
+        self.proved = False
+        """Whether no order has a lower peak without recomputation."""
+        for program in (given, self._searched(given)):
+            if program is not None:
+                assigned = assignment(program, OPTIONS)
+                tape = Tape(program, assignment=assigned, options=OPTIONS, seconds=joint.seconds())
+                self.step_seconds = tape.step_seconds
+                found += [Choice(price, program, assigned) for price in curve(tape, seeds=block_sets(tape))]
+        self.given = given
+        self.points: list[Choice] = []
+        for choice in sorted(found, key=lambda choice: (choice.seconds, choice.peak)):
+            if not self.points or choice.peak < self.points[-1].peak:
+                self.points.append(choice)
         self.seconds = time.perf_counter() - began
 
-    def within(self, budget: int | None, resident: Resident, *, name: str, smallest_else: bool = False) -> Price:
+    def _searched(self, given: Program) -> Program | None:
+        """Return the program in the order with the lowest peak; None if it is not worth a second search."""
+        chosen = choose_order(given, OPTIONS, work=ORDER_WORK)
+        peak = lower_bound(given, given.order, options=OPTIONS)
+        is_worth = chosen.bound < WORTH_AN_ORDER * peak
+        self.proved = chosen.proved and (is_worth or chosen.bound == peak)
+        return given.in_order(chosen.nodes) if is_worth else None
+
+    def within(self, budget: int | None, resident: Resident, *, name: str, smallest_else: bool = False) -> Choice:
         """Return the fastest choice that fits the budget together with the resident bytes.
 
         Raises:
@@ -117,22 +163,37 @@ class Choices:
             smallest=smallest,
         )
 
-    def planned(self, point: Price) -> tuple[Program, Buffers]:
+    def planned(self, point: Choice) -> tuple[Program, Buffers]:
         """Return the program that recomputes the nodes of a choice, and its buffers."""
-        program = repeat(self.program, point.twins)
-        assigned = self._assigned if program is self.program else assignment(program, OPTIONS)
+        program = repeat(point.program, point.price.twins)
+        assigned = point.assigned if program is point.program else assignment(program, OPTIONS)
         return program, Buffers(program, assigned, options=OPTIONS)
 
-    def steps(self, point: Price) -> list[int]:
+    def steps(self, point: Choice) -> list[int]:
         """Return the numbers of the steps of the joint graph that a choice recomputes."""
-        return [nid - self.joint.given for nid in point.twins]
+        return [nid - self.joint.given for nid in point.price.twins]
 
-    def backward_order(self, point: Price) -> list[str]:
-        """Return the names of the backward part's nodes in order; a recomputed node has the name of its original."""
-        program = repeat(self.program, point.twins)
-        return [self.joint.steps[program.graph.origin[nid] - self.joint.given].node.name for nid in program.backward]
+    def order(self, point: Choice) -> tuple[list[str], list[str]]:
+        """Return the names of the nodes of both parts in order; a recomputed node has the name of its original."""
+        program = repeat(point.program, point.price.twins)
+        parts = (
+            [self.joint.steps[program.graph.origin[nid] - self.joint.given] for nid in part]
+            for part in (program.forward, program.backward)
+        )
+        forward, backward = ([step.node.name for step in part if step.label != STATE] for part in parts)
+        return forward, backward
 
-    def at_peak(self, point: Price, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
+    def notes(self, point: Choice) -> list[str]:
+        """Return what the order of a choice saves, and whether an order may be better."""
+        if self.points[0].program is self.given:
+            return ["no other order of execution lowers the peak without repetition"] if self.proved else []
+        if point.program is self.given:
+            return []
+        less = amount(lower_bound(self.given, self.given.order, options=OPTIONS) - self.points[0].peak)
+        proof = ", and no order lowers it further" if self.proved else ""
+        return [f"another order of execution lowers the peak without repetition by {less}{proof}"]
+
+    def at_peak(self, point: Choice, most: int = 12) -> tuple[str, list[tuple[str, int]]]:
         """Return the node at the peak with its line, and (node, bytes) of the ``most`` largest results alive then."""
         program, buffers = self.planned(point)
         if not program.order:

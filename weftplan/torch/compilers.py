@@ -40,8 +40,7 @@ def eager_backend(partition: Any) -> Any:
         return watched(eager(module, inputs), partition, is_forward=False)
 
     def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        partition.check_inference(module)
-        return watched(eager(module, inputs), partition, is_forward=True)
+        return watched(eager(partition.inference(module), inputs), partition, is_forward=True)
 
     return aot_autograd(
         fw_compiler=forward,
@@ -134,7 +133,7 @@ def inductor_backend(partition: Any) -> Any:
 
     def compile_part(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if options.get("is_inference"):
-            partition.check_inference(module)
+            module = partition.inference(module)
         compiled = inductor().compile_fx_inner(module, inputs, **options)
         return watched(compiled, partition, is_forward=not options.get("is_backward"))
 

@@ -33,7 +33,7 @@ from weftplan.torch.private_compile import (
 )
 from weftplan.torch.probe import Probes, measuring
 from weftplan.torch.reach import reached_tensors
-from weftplan.torch.split import saved_results, split
+from weftplan.torch.split import reordered, saved_results, split
 from weftplan.torch.step_program import Joint
 
 SHAPES = 32
@@ -159,10 +159,10 @@ class Partition:
         static = static_lifetime_input_indices or []
         info = classify_nodes(module, static, num_fwd_outputs)
         if not info.required_bw_nodes:
-            self.check_inference(module)
             graphs: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = default_partition(
-                module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
-            )
+                self.inference(module), joint_inputs, num_fwd_outputs=num_fwd_outputs,
+                static_lifetime_input_indices=static,
+            )  # fmt: skip
             return graphs
         with measuring() as progress:
             joint = Joint(
@@ -175,9 +175,10 @@ class Partition:
             )
             choices = Choices(joint)
         point, plan = self._choose(choices, _title(module.graph))
-        repeated, order = choices.steps(point), choices.backward_order(point)
         self._record(choices, plan)
-        return split(module, joint, twice=repeated, order=order, info=info, outputs=num_fwd_outputs)
+        return split(
+            module, joint, twice=choices.steps(point), orders=choices.order(point), info=info, outputs=num_fwd_outputs
+        )
 
     def _record(self, choices: Choices, plan: Plan) -> None:
         self.plans.append(plan)
@@ -185,16 +186,17 @@ class Partition:
         if self.only_plan:
             raise Planned
 
-    def check_inference(self, module: torch.fx.GraphModule) -> None:
-        """Plan a graph without a backward part; raise BudgetError if it needs more than the budget."""
+    def inference(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """Return a graph without a backward part in planned order; raise BudgetError if it exceeds the budget."""
         graph = module.graph
         count = len(next(node for node in graph.nodes if node.op == "output").args[0])
         with measuring() as progress:
             probes = Probes(run=self.workspaces == "measure", progress=progress)
             choices = Choices(Joint(graph, lambda _: True, num_outputs=count, probes=probes))
-        _, plan = self._choose(choices, _title(graph))
+        point, plan = self._choose(choices, _title(graph))
         plan.notes.append("without a backward part: nothing can be repeated")
         self._record(choices, plan)
+        return reordered(module, choices.order(point)[0])
 
     def _choose(self, choices: Choices, name: str) -> tuple[Any, Plan]:
         joint, budget = choices.joint, self.limit(choices.joint.device)
@@ -227,7 +229,8 @@ class Partition:
         marked = sum("recompute" in node.meta for node in (step.node for step in joint.steps))
         notes = [f"{marked} nodes are marked by torch.utils.checkpoint; the budget decides instead"] if marked else []
         notes += [f"graph {len(earlier) + 1} of the step"] if earlier else []
-        step = choices.tape.step_seconds
+        notes += choices.notes(point)
+        step = choices.step_seconds
         return point, Plan(
             name=name,
             budget=budget,

@@ -27,13 +27,19 @@ def saved_results(joint: Joint, twice: Collection[int]) -> list[int]:
 
 
 def split(
-    module: torch.fx.GraphModule, joint: Joint, *, twice: Collection[int], order: Sequence[str], info: Any, outputs: int
+    module: torch.fx.GraphModule,
+    joint: Joint,
+    *,
+    twice: Collection[int],
+    orders: tuple[Sequence[str], Sequence[str]],
+    info: Any,
+    outputs: int,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return the forward module, whose outputs include the saved results, and the backward module.
 
     Args:
         twice: numbers of the steps of ``joint`` that the backward module recomputes.
-        order: names of the steps of the backward module in planned order.
+        orders: names of the steps of the forward and of the backward module in planned order.
         info: the result of :func:`classify_nodes`.
         outputs: the number of the graph's outputs that are outputs of the forward part.
     """
@@ -57,8 +63,7 @@ def split(
     )
     for name in drawn:
         _share_state(forward, backward, name)
-    names = [node.name for node in forward.graph.nodes]
-    return reordered(forward, names), reordered(backward, order)
+    return reordered(forward, orders[0]), reordered(backward, orders[1])
 
 
 def _node_of(joint: Joint, r: int) -> torch.fx.Node:
@@ -83,6 +88,7 @@ def _share_state(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
     drawn.meta = dict(first.meta)
     value = _state_like(first)
     state.meta["val"], both.meta["val"] = value, (value, first.meta["val"])
+    both.meta["planned_as"] = name
     first.replace_all_uses_with(drawn)
     graph.erase_node(first)
     out = next(node for node in graph.nodes if node.op == "output")

@@ -208,7 +208,7 @@ class Joint:
             names=[f"given{r}" for r in inputs] + [step.node.name for step in self.steps],
             works=[VARIABLE] * len(inputs) + [Work(label=s.label, may_repeat=s.repeats) for s in self.steps],
             inputs=[[] for _ in inputs] + [[entry[r] for r in step.reads] for step in self.steps],
-            controls=[[] for _ in range(count)],
+            controls=[[] for _ in inputs] + self._fixed_order(),
             counts=[1] * len(inputs) + [len(step.makes) for step in self.steps],
             heads=[entry[r] for r in dict.fromkeys((*self.outputs[0], *self.outputs[1]))],
             effects=range(len(inputs), count),
@@ -227,6 +227,28 @@ class Joint:
             external_bytes={"arguments": sum(sizes[r] for r in inputs)},
             tangents=frozenset(entry[r] for r in tangents if r not in computed),
         )
+
+    def _fixed_order(self) -> list[list[int]]:
+        """Return the nodes of :meth:`program` that each step must follow, apart from the makers of what it reads.
+
+        Random steps keep their order, and so do a mutation and all steps that read one of its arguments.
+        """
+        follows: list[list[int]] = [[] for _ in self.steps]
+        draw: int | None = None
+        guarded = {r for step in self.steps if step.effect for r in step.reads}
+        readers: dict[int, list[int]] = {r: [] for r in guarded}
+        for k, step in enumerate(self.steps):
+            if is_random(step.node):
+                follows[k] += [] if draw is None else [draw]
+                draw = k
+            for earlier in [readers[r] for r in step.reads if r in guarded]:
+                if step.effect:
+                    follows[k] += earlier
+                    earlier.clear()
+                elif earlier and self.steps[earlier[0]].effect:
+                    follows[k].append(earlier[0])
+                earlier.append(k)
+        return [[self.given + j for j in dict.fromkeys(steps)] for steps in follows]
 
     def seconds(self) -> list[float]:
         """Return the seconds of each node of :meth:`program`; 0 for inputs."""

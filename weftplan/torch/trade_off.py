@@ -141,10 +141,10 @@ def curve(function: Callable[..., Any], *args: Any, measure: bool = False, **opt
         options: as for :func:`weftplan.torch.budget`.
     """
     choices, plan = planned(function, args, **options)
-    step, resident = choices.tape.step_seconds, plan.resident.total
+    step, resident = choices.step_seconds, plan.resident.total
     points = [
-        Point(price.peak + resident, 1.0 + (price.seconds / step if step else 0.0), len(price.twins))
-        for price in choices.points
+        Point(choice.peak + resident, 1.0 + (choice.seconds / step if step else 0.0), len(choice.price.twins))
+        for choice in choices.points
     ]
     if measure:
         some = {round(k * (len(points) - 1) / (MEASURED - 1)) for k in range(MEASURED)}

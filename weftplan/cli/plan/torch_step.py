@@ -32,7 +32,7 @@ def plan_step(name: str, *, budget: str | None, as_json: bool, want_curve: bool)
         from weftplan.torch.private import check_version
     check_version()
     choices, plan = trade_off.planned(function, args, budget=budget, optimizer=optimizer)
-    rows = [(p.peak + plan.resident.total, p.seconds / (choices.tape.step_seconds or 1.0)) for p in choices.points]
+    rows = [(p.peak + plan.resident.total, p.seconds / (choices.step_seconds or 1.0)) for p in choices.points]
     curve = [
         f"{total:>18,} bytes  {100 * more:6.1f} % more modelled time"
         for total, more in (trade_off.thinned(rows) if want_curve else ())

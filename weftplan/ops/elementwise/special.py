@@ -10,6 +10,7 @@ absolute error of about 1e-14). Integers are computed in float64, all narrower f
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from weftplan.ops.core.expression import Expr, cast, f, where
 from weftplan.ops.elementwise.erf import clenshaw, fit
@@ -172,24 +173,11 @@ def _erfinv(x: Expr) -> Expr:
 
 # ------------------------------------------------------------------------------------------------------ the operators
 
-row("gamma", _gamma, lambda g, x, y: _gamma(x) * digamma(x) * g, compute="float", grad_compute="float",
-    doc="The gamma function: (x - 1)! of whole x.")  # fmt: skip
-row("gammaln", gammaln, lambda g, x, y: digamma(x) * g, compute="float", grad_compute="float",
-    doc="Logarithm of the absolute value of the gamma function.")  # fmt: skip
-row(
-    "digamma",
-    digamma,
-    lambda g, x, y: _psi1(x) * g,
-    compute="float",
-    grad_compute="float",
-    in_mxnet=False,  # MXNet 2.0 has it
-    doc="Derivative of the logarithm of the gamma function; infinite at its poles.",
-)
-row(
-    "erfinv",
-    _erfinv,
-    lambda g, x, y: f.exp(y * y) * (math.sqrt(math.pi) / 2.0) * g,
-    compute="float",
-    grad_compute="float",
-    doc="Inverse of the Gauss error function, on [-1, 1].",
-)
+_in_float = partial(row, compute="float", grad_compute="float")
+_in_float("gamma", _gamma, lambda g, x, y: _gamma(x) * digamma(x) * g, doc="The gamma function: (x - 1)! of whole x.")
+_in_float("gammaln", gammaln, lambda g, x, y: digamma(x) * g,
+          doc="Logarithm of the absolute value of the gamma function.")  # fmt: skip
+_in_float("digamma", digamma, lambda g, x, y: _psi1(x) * g, in_mxnet=False,  # MXNet 2.0 has it
+          doc="Derivative of the logarithm of the gamma function; infinite at its poles.")  # fmt: skip
+_in_float("erfinv", _erfinv, lambda g, x, y: f.exp(y * y) * (math.sqrt(math.pi) / 2.0) * g,
+          doc="Inverse of the Gauss error function, on [-1, 1].")  # fmt: skip

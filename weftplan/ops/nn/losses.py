@@ -6,7 +6,8 @@ A loss ignores the incoming gradient and starts its own, scaled by ``grad_scale`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from weftplan.errors import ShapeError
 from weftplan.ops.core.expression import Expr, f
@@ -16,31 +17,28 @@ from weftplan.ops.core.kernels import blocks, copy_kernel
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
+    ADDITIVE_INPLACE,
     IDENTITY_INPLACE,
     UNARY_INPLACE,
     DTypes,
     Shapes,
     backward,
     floats_only,
+    grad,
     merge_dtype,
     merge_shape,
     same_dtype,
     same_shape,
     zero_gradient,
 )
-from weftplan.ops.core.schema import (
-    EntryRef,
-    GradientBuilder,
-    InplacePair,
-    Kernel,
-    Op,
-    Param,
-    Params,
-    Workspace,
-)
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, Workspace
 from weftplan.ops.nn.activation import sigmoid
 from weftplan.support.array_types import RawArray
 
+_loss = partial(
+    Op, forward=copy_kernel, infer_shape=same_shape, infer_dtype=same_dtype, inplace=IDENTITY_INPLACE, loss=True
+)
+"""A function that returns a declaration: data, unchanged, with another gradient than the incoming one."""
 _SCALE = (Param("grad_scale", p_float, 1.0, "Factor of the gradient."),)
 
 
@@ -57,13 +55,10 @@ def _label_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
     if label is None:
         # Data of one column gets a flat label, as in MXNet 1.9.1.
         return [data, data[:1] if len(data) == 2 and data[1] == 1 else data], [data]
-    if len(label) != len(data) and 0 not in data and 0 not in label:
-        if data[:1] != label[:1] or math.prod(data) != math.prod(label):
-            raise ShapeError(f"regression output: label has shape {label}, expected {data} or as many elements")
-        return [data, label], [data]
     if len(label) == len(data):
-        data = merge_shape(data, label, "regression output: data and label")
-        label = data
+        data = label = merge_shape(data, label, "regression output: data and label")
+    elif 0 not in (*data, *label) and (data[:1] != label[:1] or math.prod(data) != math.prod(label)):
+        raise ShapeError(f"regression output: label has shape {label}, expected {data} or as many elements")
     return [data, label], [data]
 
 
@@ -87,26 +82,22 @@ def _regression(name: str, slope: Callable[[Expr], Expr], doc: str, *, forward: 
         *inputs, target = (array.reshape(-1) for array in (output, label, out))  # the label may have another shape
         formula(ctx, {"scale": scale}, inputs, [target])
 
-    def gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-        return [*builder.node(f"_backward_{name}", [builder.output(0), builder.input(1)]), None]
-
     register(
-        Op(
+        _loss(
             name=name,
             forward=forward,
             infer_shape=_label_shape,
             infer_dtype=_label_dtype if forward is copy_kernel else floats_only(name, _label_dtype),
             params=_SCALE,
             inputs=("data", "label"),
-            gradient=gradient,
+            gradient=grad(f"_backward_{name}", "y0", "x1"),
             inplace=UNARY_INPLACE,
             ignored_inputs=(1,),
-            loss=True,
             lenient=True,
             doc=doc,
         )
     )
-    backward(name, reverse, ("output", "label"), params=_SCALE, inplace=(InplacePair(0, 0), InplacePair(1, 0)))
+    backward(name, reverse, ("output", "label"), params=_SCALE, inplace=ADDITIVE_INPLACE)
 
 
 _regression(
@@ -160,20 +151,12 @@ def _make_loss_backward(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     out.fill(scale)
 
 
-def _make_loss_gradient(builder: GradientBuilder) -> Sequence[EntryRef | None]:
-    return builder.node("_backward_MakeLoss", [builder.output(0)] if _uses_data(builder.params) else [])
-
-
 register(
-    Op(
+    _loss(
         name="MakeLoss",
-        forward=copy_kernel,
-        infer_shape=same_shape,
-        infer_dtype=same_dtype,
         params=_MAKE_LOSS,
-        gradient=_make_loss_gradient,
+        gradient=lambda g: g.node("_backward_MakeLoss", [g.output(0)] if _uses_data(g.params) else []),
         inplace=UNARY_INPLACE,
-        loss=True,
         doc="data, unchanged, as a loss: the incoming gradient is ignored, and each element has gradient grad_scale.",
     )
 )
@@ -185,26 +168,18 @@ backward(
     inplace=lambda params: UNARY_INPLACE if _uses_data(params) else (),
 )
 register(
-    Op(
+    _loss(
         name="make_loss",
         outputs=("loss",),
-        forward=copy_kernel,
-        infer_shape=same_shape,
-        infer_dtype=same_dtype,
-        gradient=lambda builder: builder.node("ones_like", [builder.output(0)], {}),
-        inplace=IDENTITY_INPLACE,
-        loss=True,
+        gradient=lambda g: g.node("ones_like", [g.output(0)], {}),
         doc="data, unchanged, as a loss: the incoming gradient is ignored, and each element has gradient 1.",
     )
 )
 register(
-    Op(
+    _loss(
         name="BlockGrad",
-        forward=copy_kernel,
-        infer_shape=same_shape,
-        infer_dtype=same_dtype,
         gradient=zero_gradient,
-        inplace=IDENTITY_INPLACE,
+        loss=False,
         aliases=("stop_gradient",),
         doc="data, unchanged; its gradient is 0.",
     )

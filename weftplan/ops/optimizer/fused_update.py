@@ -168,11 +168,7 @@ def _range(
         formula = formula_of(rule, numbers, arrays, dtype)
         if formula is not None:
             call = slots.COMPILED_FORMULA.get()(formula, dtype)
-
-            def compute(mine: Sequence[object], start: int, stop: int, scratch: Any) -> None:
-                call(mine, start, stop)
-
-            return compute, 0
+            return lambda arrays, start, stop, scratch: call(arrays, start, stop), 0
     kernel, params = _kernel_of(rule, numbers, arrays)
     spec = TensorSpec((block,), dtype)
     workspace = get(rule).workspace_bytes if isinstance(rule, str) else kernel.workspace  # type: ignore[attr-defined]

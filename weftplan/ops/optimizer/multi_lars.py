@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from weftplan.ops.core.expression import Expr, Parameters, f, where
 from weftplan.ops.core.forms import workspace_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
@@ -18,6 +16,7 @@ from weftplan.ops.core.kernels import BOOL, accumulator, block_bytes, blocks
 from weftplan.ops.core.params import p_bool, p_float, p_inputs
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import (
+    UNARY_INPLACE,
     DTypes,
     Shapes,
     floats_only,
@@ -27,11 +26,10 @@ from weftplan.ops.core.rules import (
     same_shape,
     take_bytes,
 )
-from weftplan.ops.core.schema import InplacePair, Op, Param, Params, ShapeRule, TensorSpec, Workspace
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, TensorSpec, Workspace, WorkspaceRule
 from weftplan.ops.elementwise.add_n import numbered
+from weftplan.ops.optimizer.step import WIDE
 from weftplan.support.array_types import RawArray
-
-_SINGLE = np.dtype(np.float32)
 
 # ----------------------------------------------------------------------------------------------------- counts of arrays
 
@@ -42,16 +40,8 @@ def _p_true(value: object) -> bool:
     return True
 
 
-def _reduced(length: Callable[[Params], int]) -> ShapeRule:
-    def rule(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
-        return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
-
-    return rule
-
-
 def _to_single(params: Params, ins: DTypes, outs: DTypes) -> tuple[DTypes, DTypes]:
-    new_ins, _ = same_dtype(params, ins, [])
-    return list(new_ins), [merge_dtype(_SINGLE, outs[0], "output of a count over arrays")]
+    return same_dtype(params, ins, [])[0], [merge_dtype(WIDE, outs[0], "output of a count over arrays")]
 
 
 @workspace_kernel
@@ -76,10 +66,10 @@ def _sum_sq(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
     *inputs, out = arrays
     xp = ctx.xp
     out.fill(0)
+    wide = accumulator(inputs[0].dtype)
+    part_sum = ctx.take((1,), wide)
     for k, array in enumerate(inputs):
-        wide = accumulator(array.dtype)
         total = out[k : k + 1]
-        part_sum = ctx.take((1,), wide)
         for part, square in blocks(ctx, (array,), (wide,)):
             xp.copyto(square, part)
             xp.multiply(square, square, out=square)
@@ -88,51 +78,48 @@ def _sum_sq(ctx: Workspace, p: Params, *arrays: RawArray) -> None:
 
 
 def _sum_sq_workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    wide = [accumulator(dtype) for _, dtype in inputs]
-    return sum(
-        take_bytes(((1,), dtype)) + block_bytes(math.prod(spec.shape), [dtype])
-        for spec, dtype in zip(inputs, wide, strict=True)
-    )
+    wide = accumulator(inputs[0].dtype)
+    return take_bytes(((1,), wide)) + sum(block_bytes(math.prod(shape), [wide]) for shape, _ in inputs)
 
 
 _INIT = Param("init_output", _p_true, True, "True: the answer does not depend on what the output held")
-register(
-    Op(
-        name="all_finite",
-        forward=_all_finite,
-        infer_shape=_reduced(lambda params: 1),
-        infer_dtype=floats_only("all_finite", _to_single),
-        params=(_INIT,),
-        workspace=_finite_workspace,
-        doc="1 if all elements are finite, else 0.",
+_COUNT = Param("num_arrays", p_inputs, 1, "number of arrays")
+
+
+def _count(
+    name: str,
+    kernel: Kernel,
+    workspace: WorkspaceRule,
+    params: tuple[Param, ...],
+    doc: str,
+    length: Callable[[Params], int] = lambda params: 1,
+) -> None:
+    """Register a count over one array, or over as many as the parameter ``num_arrays`` says, if there is one."""
+
+    def infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
+        return ins, [merge_shape((length(params),), outs[0], "output of a count over arrays")]
+
+    has_many = "num_arrays" in {param.name for param in params}
+    register(
+        Op(
+            name=name,
+            forward=kernel,
+            infer_shape=infer_shape,
+            infer_dtype=floats_only(name, _to_single),
+            params=params,
+            inputs=(lambda params: numbered("array_", params["num_arrays"])) if has_many else ("data",),
+            positions=() if has_many else None,
+            workspace=workspace,
+            doc=doc,
+        )
     )
-)
-register(
-    Op(
-        name="multi_all_finite",
-        forward=_all_finite,
-        infer_shape=_reduced(lambda params: 1),
-        infer_dtype=floats_only("multi_all_finite", _to_single),
-        params=(Param("num_arrays", p_inputs, 1, "number of arrays"), _INIT),
-        inputs=lambda params: numbered("array_", params["num_arrays"]),
-        positions=(),
-        workspace=_finite_workspace,
-        doc="1 if all elements of all arrays are finite, else 0.",
-    )
-)
-register(
-    Op(
-        name="multi_sum_sq",
-        forward=_sum_sq,
-        infer_shape=_reduced(lambda params: int(params["num_arrays"])),
-        infer_dtype=floats_only("multi_sum_sq", _to_single),
-        params=(Param("num_arrays", p_inputs, doc="number of arrays"),),
-        inputs=lambda params: numbered("array_", params["num_arrays"]),
-        positions=(),
-        workspace=_sum_sq_workspace,
-        doc="The sum of squares of each array, in float32.",
-    )
-)
+
+
+_count("all_finite", _all_finite, _finite_workspace, (_INIT,), "1 if all elements are finite, else 0.")
+_count("multi_all_finite", _all_finite, _finite_workspace, (_COUNT, _INIT),
+       "1 if all elements of all arrays are finite, else 0.")  # fmt: skip
+_count("multi_sum_sq", _sum_sq, _sum_sq_workspace, (Param("num_arrays", p_inputs, doc="number of arrays"),),
+       "The sum of squares of each array, in float32.", lambda params: int(params["num_arrays"]))  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------- multi_lars
 
@@ -153,14 +140,14 @@ register(
         name="multi_lars",
         forward=FormulaKernel(_lars, 4, overlaps=(0,)),
         infer_shape=same_shape,
-        infer_dtype=floats_only("multi_lars", same_dtype),
+        infer_dtype=floats_only("multi_lars"),
         params=(
             Param("eta", p_float, doc="share of a weight's norm that a step may be"),
             Param("eps", p_float, doc="added to the norm of the gradient"),
             Param("rescale_grad", p_float, 1.0, "factor of the norm of the gradient"),
         ),
         inputs=("lrs", "weights_sum_sq", "grads_sum_sq", "wds"),
-        inplace=(InplacePair(0, 0),),
+        inplace=UNARY_INPLACE,
         doc="The rates of layers from the squares of the norms of their weights and gradients (LARS).",
     )
 )

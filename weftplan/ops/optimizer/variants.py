@@ -5,31 +5,12 @@ The formulas are those of MXNet 1.9.1. Decay rates are rounded to float32, so th
 
 from __future__ import annotations
 
-import numpy as np
-
-from weftplan.ops.core.expression import Expr, Parameters, Scalar, f
-from weftplan.ops.core.params import p_float, p_int
+from weftplan.ops.core.expression import Expr, Parameters, f
+from weftplan.ops.core.params import p_float
 from weftplan.ops.core.schema import Param
-from weftplan.ops.optimizer.sgd_adam import COMMON, LR, MOMENTUM, rescaled, step
+from weftplan.ops.optimizer.step import COMMON, COPY, LR, MOMENTUM, T, average, rescaled, rounded, step
 
 _SHARED = COMMON[:3]
-
-
-def single(value: float) -> float:
-    """Return ``value`` rounded to float32."""
-    return float(np.float32(value))
-
-
-def rounded(value: object) -> Scalar:
-    """Return a parameter rounded to float32, as a part of a formula."""
-    return Scalar.call(single, value)
-
-
-def average(old: Expr, rate: object, news: Expr) -> Expr:
-    """Return the formula rate · old + (1 - rate) · news, with the rate rounded to float32."""
-    share = rounded(rate)
-    mean: Expr = old * share + news * (1.0 - share)
-    return mean
 
 
 def _limited(p: Parameters, weight: Expr) -> Expr:
@@ -53,6 +34,20 @@ def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     descent = (rescaled(p, g) + w * p.wd) * p.lr
     mom = mom * p.momentum - descent
     return w + (mom * p.momentum - descent), mom
+
+
+def _nag_mom_on_copy(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
+    """Return the step of nag_mom_update, but store the velocity with the decay of the new weight, not of the old.
+
+    MXNet 1.9.1 does the same, and its saved states must remain usable.
+    """
+    g = rescaled(p, g)
+    mom = mom * p.momentum
+    g = g * p.lr
+    mom = mom - g
+    decay = w * (p.lr * p.wd)
+    new = w + ((mom - decay) * p.momentum - decay - g)
+    return new, mom - new * (p.lr * p.wd)
 
 
 def _rmsprop(p: Parameters, w: Expr, g: Expr, n: Expr) -> tuple[Expr, ...]:
@@ -100,7 +95,6 @@ _RMS = (
     Param("epsilon", p_float, 1e-8, "added before the root"),
 )
 _CLIP_WEIGHTS = Param("clip_weights", p_float, -1.0, "limit of the new weight's absolute values; negative: none")
-T = Param("t", p_int, doc="number of this update, counted from 1")
 step("signsgd_update", _signsgd, (), (LR, *_SHARED), "weight · (1 - lr · wd) - lr · sign(gradient).")
 step(
     "signum_update",
@@ -109,7 +103,8 @@ step(
     (LR, MOMENTUM, *_SHARED, Param("wd_lh", p_float, 0.0, "decay of the weight itself")),
     "lr times the sign of the averaged descent is added to the weight.",
 )
-step("nag_mom_update", _nag_mom, ("mom",), (LR, MOMENTUM, *_SHARED), "One step of Nesterov's descent.")
+step("nag_mom_update", _nag_mom, ("mom", COPY), (LR, MOMENTUM, *_SHARED), "One step of Nesterov's descent.",
+     on_copy=_nag_mom_on_copy)  # fmt: skip
 step(
     "rmsprop_update",
     _rmsprop,

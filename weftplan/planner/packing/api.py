@@ -42,7 +42,8 @@ Effort = Literal["fast", "normal", "max"]
 WORTH_A_SWEEP = 1.05
 
 MAX_SCANS = 20_000_000
-"""Maximum number of holes that the sweeps of one call look at; about four seconds."""
+"""Maximum number of holes that the sweeps of one call look at; about two seconds. Of eight kinds of a million buffers none
+gains from more."""
 
 WORTH_A_SECOND = 1.45
 """Ratio of the fallback's peak to the lower bound above which the tallest buffers are also placed first."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -65,15 +66,14 @@ class _FreeRanges:
     def release(self, low: int, high: int) -> None:
         """Add a range, and merge it with those that touch it."""
         start, end = self.start_of.get(low), self._end_of.get(high)
-        if start is None and end is None:
-            self.add(low, high)
-        elif start is None:
-            self._replace(high, end, low, end)
-        else:
+        if start is not None:
             if end is not None:
                 self._remove(high, end)
-                high = end
-            self._replace(start, low, start, high)
+            self._replace(start, low, start, high if end is None else end)
+        elif end is not None:
+            self._replace(high, end, low, end)
+        else:
+            self.add(low, high)
 
     def _remove(self, start: int, end: int) -> None:
         del self._end_of[start], self.start_of[end]
@@ -203,14 +203,14 @@ def _served(problem: Problem, limits: Int64 | None, height: int) -> Int64:
     births = np.lexsort((-problem.hi, problem.lo))
     by_birth = _selected(problem, births)  # in this order memory is read from one end to the other
     born, died, sizes = by_birth.lists
-    limits = itertools.repeat(0) if limits is None else limits[births].tolist()
+    ends: Iterable[int] = itertools.repeat(0) if limits is None else limits[births].tolist()
     deaths = by_birth.hi.argsort(kind="stable").tolist()
     offsets = [0] * len(sizes)
     free = _FreeRanges()
     if height:
         free.add(0, height)
     top, dead, death = height, 0, died[deaths[0]] if deaths else 0
-    for i, (birth, length, limit) in enumerate(zip(born, sizes, limits, strict=False)):
+    for i, (birth, length, limit) in enumerate(zip(born, sizes, ends, strict=False)):
         while death <= birth:
             j = deaths[dead]
             free.release(offsets[j], offsets[j] + sizes[j])
