@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.packing_instances import Buffers, planted, skewed_trace
+from bench.packing_instances import KINDS, Buffers, planted, skewed_trace
 from weftplan.cli.pack_csv import read_csv
 from weftplan.planner.packing import Precedence, check_packing, pack, problem
+from weftplan.planner.packing.place_by_birth import pack_by_birth
+from weftplan.planner.packing.problem import peak_of, sectioned
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 
@@ -49,36 +51,50 @@ def test_kept_in_every_method(buffers: Buffers, unlimited: str) -> None:
     assert check_packing(*buffers, packing.offsets) == packing.peak
 
 
+class CountedClock:
+    """A clock that stands at 0 until it has been read a number of times; then all time is over."""
+
+    def __init__(self, reads: int) -> None:
+        self.reads, self.last = 0, reads
+
+    def perf_counter(self) -> float:
+        """Return the seconds, and count the call."""
+        self.reads += 1
+        return 0.0 if self.reads < self.last else 1e9
+
+
 @pytest.mark.parametrize("name", ["G", "K"])
 def test_packing_is_valid_whenever_time_runs_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packing is valid if time runs out at the n-th check of the clock, for n = 1, 2, 4, ... until it does not."""
     buffers = read_csv(DATA / "minimalloc" / f"{name}.1048576.csv")[1:]
     count = len(buffers[0])
     order = Precedence([1 << k for k in range(count)], [(1 << k) * 2 - 1 for k in range(count)])
-    looks = 0
-
-    class Fake:
-        @staticmethod
-        def perf_counter() -> float:
-            nonlocal looks
-            looks += 1
-            return 0.0 if looks < last else 1e9
-
-    monkeypatch.setattr(problem, "time", Fake)
-    last = 1
-    peaks = []
-    while True:
-        looks = 0
-        # The deadline comes from the real clock, whose time is far above the 0 of the fake clock.
+    clock, peaks = CountedClock(1), []
+    while clock.reads >= clock.last or not peaks:
+        clock = CountedClock(2 ** len(peaks))
+        monkeypatch.setattr(problem, "time", clock)
+        # The deadline comes from the real clock, whose time is far above the 0 of the counted clock.
         packing = pack(*buffers, time_limit=1.0, order=order)
         assert check_packing(*buffers, packing.offsets) == packing.peak
         peaks.append(packing.peak)
-        if looks < last:
-            break
-        last *= 2
     assert peaks[-1] == pack(*buffers, order=order).peak
     assert len(peaks) > 4
     assert peaks[-1] < peaks[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_problems_fall_back_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever time runs out, the packing is at most as high as the fallback, which is made before everything else."""
+    buffers = KINDS[kind](6_000, 7)
+    whole = sectioned(*buffers, np.arange(len(buffers[0])))
+    fallback = peak_of(whole, pack_by_birth(whole))
+    peaks = []
+    for reads in (1, 10, 100, 1_000):
+        monkeypatch.setattr(problem, "time", CountedClock(reads))
+        packing = pack(*buffers, time_limit=1.0, effort="fast")
+        assert check_packing(*buffers, packing.offsets) == packing.peak <= fallback
+        peaks.append(packing.peak)
+    assert peaks[-1] <= peaks[0]
 
 
 def test_a_limit_far_away_changes_nothing() -> None:

@@ -42,8 +42,8 @@ Effort = Literal["fast", "normal", "max"]
 WORTH_A_SWEEP = 1.05
 
 MAX_SCANS = 20_000_000
-"""Maximum number of holes that the sweeps of one call look at; about two seconds. Of eight kinds of a million buffers none
-gains from more."""
+"""Maximum number of holes that the sweeps of one call look at: about two seconds. No kind of a million buffers of the
+benchmarks gains from more."""
 
 WORTH_A_SECOND = 1.45
 """Ratio of the fallback's peak to the lower bound above which the tallest buffers are also placed first."""
@@ -199,8 +199,12 @@ def _in_parts(
     scale = min(max(middling / BUFFERS_PER_ALLOWANCE, 1.0), MAX_ALLOWANCES)
     allowance = Allowance(int(spending.work * scale), deadline)  # shared by the searches of all parts
     scans = Scans(MAX_SCANS)
-    for base, part in leaves:
-        best = Incumbent(part, bound - base, spending=spending, deadline=deadline, order=order, scans=scans)
+    is_limited = deadline.moment is not None  # then large parts get their fallback before anything else
+    fallbacks = [pack_by_birth(part) if is_limited and len(part) > MANY else None for _, part in leaves]
+    for (base, part), fallback in zip(leaves, fallbacks, strict=True):
+        best = Incumbent(
+            part, bound - base, spending=spending, deadline=deadline, order=order, scans=scans, fallback=fallback
+        )
         try:
             if not best.swept():
                 best.improve(allowance)
@@ -240,6 +244,7 @@ class Incumbent:
         deadline: the time limit.
         order: precedence of all buffers of the caller's problem, not only of the part.
         scans: what the sweeps of all parts may spend.
+        fallback: the packing by birth, if it is known.
     """
 
     def __init__(
@@ -251,6 +256,7 @@ class Incumbent:
         deadline: Deadline,
         order: Precedence | None,
         scans: Scans,
+        fallback: Int64 | None = None,
     ) -> None:
         self.part = part
         self.floor = floor
@@ -264,12 +270,14 @@ class Incumbent:
         """The peak at which work stops."""
         self.offsets: Int64 = part.size.cumsum() - part.size  # all buffers stacked: valid, and the worst packing
         self.peak = int(part.size.sum())
-        self._fallen_back = False
+        self._fallen_back = fallback is not None
         """Whether the packing is at most as high as the fallback's."""
         self._waits: int | None = None
         """Number of reuses that make a step wait; None: not counted."""
         self._none_below = 0
         """Highest limit at which the first sweep by :attr:`order` has failed."""
+        if fallback is not None:
+            self.offer(fallback)
 
     def offer(self, offsets: Int64) -> None:
         """Replace the best packing by ``offsets`` if these are lower."""
@@ -332,8 +340,9 @@ class Incumbent:
         if self._improve_merged(allowance):
             return
         if not self.is_small:
-            self.hurry()
-            self._fallen_back = True
+            if not self._fallen_back:
+                self.offer(pack_by_birth(part, self.deadline))
+                self._fallen_back = True
             if self.peak > self.floor * WORTH_A_SECOND and not self.deadline.over():
                 self.offer(pack_tall_first(part, self.deadline))
         if self.is_small or (self.peak > self.enough and len(part) <= MAX_FOR_FIRST_FIT):
@@ -348,7 +357,7 @@ class Incumbent:
         # Loaded here, because most parts reach their bound without it.
         from weftplan.planner.packing.exact_neighbours import merge_exact_neighbours, unmerge
 
-        merged, rounds = merge_exact_neighbours(self.part)
+        merged, rounds = merge_exact_neighbours(self.part, self.deadline)
         if 2 * len(merged) > len(self.part):
             return False
         best = Incumbent(
@@ -358,8 +367,7 @@ class Incumbent:
             if not best.swept():
                 best.improve(allowance)
         except OutOfTime:
-            best.hurry()
+            if not self._fallen_back:
+                best.hurry()
         self.offer(unmerge(best.offsets, rounds))
-        if not self.is_small and self.deadline.moment is not None and self.peak > self.enough:
-            self.hurry()
         return not self.is_small or self.peak <= self.enough

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weftplan.planner.packing.problem import Int64, Problem
+from weftplan.planner.packing.problem import ENDLESS, Deadline, Int64, Problem
 
 Round = tuple[Int64, Int64]
 """The merged buffer that contains each buffer of a round, and the offset of the buffer in the merged buffer."""
@@ -21,8 +21,11 @@ MIN_SHARE = 32
 """Rounds end when a round merges less than this fraction of the buffers: 1 / 32."""
 
 
-def merge_exact_neighbours(problem: Problem) -> tuple[Problem, list[Round]]:
+def merge_exact_neighbours(problem: Problem, deadline: Deadline = ENDLESS) -> tuple[Problem, list[Round]]:
     """Return a problem with the merged buffers in place of their members, and the rounds that merged them.
+
+    Raises:
+        OutOfTime: the time limit passed.
 
     >>> from weftplan.planner.packing.problem import sectioned
     >>> columns = np.array([[0, 0, 2, 1], [2, 2, 4, 3], [8, 4, 12, 5]])
@@ -34,6 +37,7 @@ def merge_exact_neighbours(problem: Problem) -> tuple[Problem, list[Round]]:
     rounds: list[Round] = []
     count = len(lo)
     while True:
+        deadline.check()
         order = np.lexsort((hi, lo))
         starts = _starts(lo[order], hi[order])
         parent, members = _numbered(order, starts), size[order]

@@ -137,18 +137,21 @@ class _FreeRanges:
         return best, highest
 
 
-def pack_by_birth(problem: Problem) -> Int64:
+def pack_by_birth(problem: Problem, deadline: Deadline = ENDLESS) -> Int64:
     """Return offsets in units: each buffer, by birth and then the longest-lived first, in the lowest free range.
 
     Free ranges merge with their neighbours. If none fits, the buffer starts at the last free range if that ends at the
     top, else at the top. There is no guarantee on the height; it is usually below 1.7 times the lower bound.
+
+    Raises:
+        OutOfTime: the time limit passed.
 
     >>> from weftplan.planner.packing.problem import sectioned
     >>> columns = np.array([[0, 0, 1], [1, 2, 2], [8, 4, 6]])
     >>> pack_by_birth(sectioned(*columns, np.arange(3))).tolist()
     [4, 0, 4]
     """
-    return _served(problem, None, 0)
+    return _served(problem, None, 0, deadline)
 
 
 def pack_tall_first(problem: Problem, deadline: Deadline = ENDLESS) -> Int64:
@@ -159,7 +162,7 @@ def pack_tall_first(problem: Problem, deadline: Deadline = ENDLESS) -> Int64:
     that fits, and the tall buffers move up.
 
     Raises:
-        OutOfTime: the time limit passed before the tall buffers were placed.
+        OutOfTime: the time limit passed.
     """
     by_size = np.lexsort((problem.lo - problem.hi, -problem.size))
     tall, short = (_selected(problem, np.sort(part)) for part in np.split(by_size, [NUM_TALL]))
@@ -169,7 +172,7 @@ def pack_tall_first(problem: Problem, deadline: Deadline = ENDLESS) -> Int64:
         np.maximum(profile[lo:hi], bottom, out=profile[lo:hi])
     height = int(problem.lower_bound() * TALL_FIRST_RATIO)
     reserved = _maxima(profile, short.lo, short.hi)
-    below = _served(short, height - reserved, height)
+    below = _served(short, height - reserved, height, deadline)
     peak = max(int((below + short.size + reserved).max(initial=0)), int(depth.max(initial=0)))
     offsets = np.empty(len(problem), np.int64)
     offsets[tall.index], offsets[short.index] = peak - depth, below
@@ -195,7 +198,7 @@ def _maxima(values: Int64, lo: Int64, hi: Int64) -> Int64:
     return maxima
 
 
-def _served(problem: Problem, limits: Int64 | None, height: int) -> Int64:
+def _served(problem: Problem, limits: Int64 | None, height: int, deadline: Deadline) -> Int64:
     """Return the offsets of buffers that are served by birth from a slab of ``height`` units, which may grow.
 
     ``limits`` has the preferred maximum end of each buffer; without it each buffer takes the lowest range that fits.
@@ -211,6 +214,8 @@ def _served(problem: Problem, limits: Int64 | None, height: int) -> Int64:
         free.add(0, height)
     top, dead, death = height, 0, died[deaths[0]] if deaths else 0
     for i, (birth, length, limit) in enumerate(zip(born, sizes, ends, strict=False)):
+        if not i & 4095:
+            deadline.check()
         while death <= birth:
             j = deaths[dead]
             free.release(offsets[j], offsets[j] + sizes[j])

@@ -92,6 +92,7 @@ def pack_outwards(
     Returns:
         None if a buffer would end above ``limit`` or the scans are used up.
     """
+    deadline.check()
     lo, hi, sizes = problem.lists
     peak = problem.last_peak if variant.late_peak else problem.first_peak
     stack = peak.alive[:]
