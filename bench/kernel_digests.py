@@ -28,7 +28,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -7.0, np.inf, -np.inf, np.nan, 
 GRAIN = tiling.Grain(block=4500, tile_bytes=2 << 20)
 """Sizes of blocks, so that the greatest array has two."""
 SHAPES = ((), (0, 3), (19,), (71, 73))
-BROADCAST = (((3, 1, 5), (4, 1)), ((71, 73), (73,)), ((1,), (6, 7)), ((90, 2, 40), (1, 2, 40)))
+BROADCAST = (((3, 1, 5), (4, 1)), ((71, 73), (73,)), ((1,), (6, 7)), ((90, 2, 40), (1, 2, 40)), ((2, 3, 5000), (3, 1)))
 STEP = {"lr": 0.1, "wd": 0.01, "eta": 0.3, "t": 3, "lrs": (0.1,), "wds": (0.01,), "momentum": 0.9}
 VARIANTS = [
     {},
@@ -116,17 +116,22 @@ def calls(op, params, dtype):
         for pair in BROADCAST:
             ins = [TensorSpec(shape, dtype) for shape in pair]
             full = TensorSpec(np.broadcast_shapes(*pair), dtype)
-            if op.backward_of:
+            if op.backward_of and count == 2:
                 yield str(pair), [full, *ins][: len(names)], ins
-            else:
+            elif not op.backward_of:
                 yield str(pair), ins, [full]
                 yield f"samples {pair}", [full, TensorSpec(full.shape[:1], dtype)], [full]
     if "random_pdf" in op.name:
-        for head in ((3,), (3, 2)):
-            data, own = TensorSpec((3, 2, 1500), dtype), TensorSpec(head, dtype)
+        for shape, head in (((3, 2, 1500), (3,)), ((3, 2, 1500), (3, 2)), ((2, 9001), (2,)), ((1, 9001), (1,))):
+            data, own = TensorSpec(shape, dtype), TensorSpec(head, dtype)
             back = op.backward_of is not None
             ins = [data] * (1 + back) + [own] * (len(names) - 1 - back)
-            yield f"samples {head}", ins, ins[1:] if back else [data]
+            yield f"samples {head}" if shape[0] == 3 else f"samples {shape}", ins, ins[1:] if back else [data]
+    if params.get("act_type") == "prelu":
+        for gamma in ((5,), (1,), (1, 5, 1), (8, 1, 300), (8, 5, 1)):
+            data, own = TensorSpec((8, 5, 300), dtype), TensorSpec(gamma, dtype)
+            back = op.backward_of is not None
+            yield f"gamma {gamma}", [*[data] * back, data, own], [data, own] if back else [data]
     if op.backward_of in ("broadcast_add", "broadcast_sub"):
         for pair in BROADCAST:
             full = TensorSpec(np.broadcast_shapes(*pair), dtype)

@@ -12,9 +12,10 @@ import weftplan as mx
 import weftplan.ops
 from tests.support.ops_harness import check_contract, check_gradient, garbage_bytes
 from weftplan.ndarray.arithmetic import MASK_MAKERS
-from weftplan.ops.core import registry
+from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.expression import Expr, FormulaError, Scalar, cast, f, where
 from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.lowering import lower
 from weftplan.ops.core.params import p_float
 from weftplan.ops.core.rules import floats_only
@@ -49,15 +50,15 @@ def params_of(name: str) -> dict[str, Any]:
     return registry.parse_params(op, {k: v for k, v in STEP.items() if k in {one.name for one in op.params}})
 
 
-def computed(name: str, arrays: list[np.ndarray], out: np.ndarray, xp: Any = np) -> list[np.ndarray]:
-    """Run a kernel with exactly its declared workspace; return the output and the states."""
+def computed(name: str, arrays: list[np.ndarray], *outs: np.ndarray) -> list[np.ndarray]:
+    """Run a kernel with exactly its declared workspace; return the outputs and the states."""
     op, params = registry.get(name), params_of(name)
-    specs, target = [TensorSpec(x.shape, x.dtype) for x in arrays], TensorSpec(out.shape, out.dtype)
-    context = OpContext(xp, workspace=garbage_bytes(op.workspace_bytes(params, specs, [target])))
+    specs, targets = ([TensorSpec(x.shape, x.dtype) for x in group] for group in (arrays, outs))
+    context = OpContext(np, workspace=garbage_bytes(op.workspace_bytes(params, specs, targets)))
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # half precision overflows in conversions
-        op.forward(context, params, arrays, [out])
-    return [out, *(arrays[k] for k in op.mutated(params))]
+        op.forward(context, params, arrays, outs)
+    return [*outs, *(arrays[k] for k in op.mutated(params))]
 
 
 def arrays_of(name: str, dtype: str, size: int) -> list[np.ndarray]:
@@ -87,14 +88,22 @@ def test_memory_does_not_change_bits(name: str, dtype: str):
     if "mp_" in name or (op.backward_of and dtype[0] != "f" and registry.get(op.backward_of).name in ("Activation",)):
         pytest.skip("arrays of several dtypes, or a dtype that the forward operator refuses")
     for size in (0, 1, 40):
-        expected = computed(name, arrays_of(name, dtype, size), np.empty(size, op_dtype(name, dtype)))
+        expected = computed(name, arrays_of(name, dtype, size), *outputs_of(name, dtype, size))
         for pair in op.inplace_pairs(params_of(name)):
-            arrays = arrays_of(name, dtype, size)
-            if arrays[pair.input].dtype != expected[0].dtype:
+            arrays, outs = arrays_of(name, dtype, size), outputs_of(name, dtype, size)
+            if arrays[pair.input].dtype != outs[pair.output].dtype:
                 continue
-            actual = computed(name, arrays, arrays[pair.input])
+            outs[pair.output] = arrays[pair.input]
+            actual = computed(name, arrays, *outs)
             for mine, theirs in zip(actual, expected, strict=True):
                 assert mine.tobytes() == theirs.tobytes(), f"{name}, {dtype}, {size} elements, {pair}"
+
+
+def outputs_of(name: str, dtype: str, size: int) -> list[np.ndarray]:
+    """Return arrays for the outputs: one of ``size`` elements, or the gradient of each input."""
+    if isinstance(registry.get(name).forward, GradientKernel):
+        return [np.empty_like(array) for array in arrays_of(name, dtype, size)[1:]]
+    return [np.empty(size, op_dtype(name, dtype))]
 
 
 def op_dtype(name: str, dtype: str) -> np.dtype:
@@ -158,6 +167,57 @@ def test_masked_copy_keeps_its_operands():
         scratch = [np.empty(2, dtype) for dtype, _ in program.scratch]
         step(*arrays, arrays[target], *scratch)
         assert arrays[target].tolist() == [1.0, 2.0]
+
+
+def test_no_output_holds_the_value_of_another():
+    """Each of several outputs of one program gets its own value, whatever the order in which they are computed."""
+    g, x = Expr("input", "g"), Expr("input", "x")
+    square = x * x
+    half = x * 0.5
+    results = {"out": g * -half, "out1": g * half, "out2": g * (square - 1.0)}
+    arrays = ["g", "x", *results]
+    kind = np.dtype(np.float64)
+    program = lower(results, arrays, dict.fromkeys(arrays, kind), dict.fromkeys(results, frozenset()), dtype=kind)
+    outs = np.empty((3, 4))
+    program.step(np, {})(np.full(4, 3.0), np.full(4, 2.0), *outs, *[np.empty(4) for _ in program.scratch])
+    assert outs[:, 0].tolist() == [-3.0, 3.0, 9.0]
+
+
+def test_broadcasting_formulas_are_cut_into_blocks():
+    """Scratch has at most the elements of a block, also where one row has more, and blocks do not change bits."""
+    kernel = FormulaKernel(lambda p, a, b: f.exp(a * b) + a, 2)
+    rng = np.random.default_rng(0)
+    a, b, out = rng.standard_normal((7, 3, 50)), rng.standard_normal((3, 1)), np.empty((7, 3, 50))
+    specs = [TensorSpec(x.shape, x.dtype) for x in (a, b, out)]
+    for block in (16, 60, 10_000):
+        with tiling.using(tiling.Grain(block, 1)):
+            size = kernel.workspace({}, specs[:2], specs[2:])
+            assert 0 < size <= -(-8 * min(block, a.size) // 64) * 64
+            kernel(OpContext(np, workspace=garbage_bytes(size)), {}, [a, b], [out])
+        assert out.tobytes() == (np.exp(a * b) + a).tobytes()
+
+
+@pytest.mark.parametrize("limit", [None, 7, 64])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (1,), (0, 2)])
+@pytest.mark.parametrize("groups", [None, ((2, 0), (1,))])
+@pytest.mark.parametrize("sums", [False, True])
+def test_gradients_are_summed_to_the_shapes_of_inputs(sums: bool, groups: Any, wanted: tuple[int, ...], limit: Any):
+    """A formula of three arrays has the gradients of NumPy's sums, for any blocks, groups and subset of outputs."""
+    kernel = GradientKernel(
+        lambda p, g, a, b, c: (g * b, g * a + c, g * c), 4, sums=sums, groups=groups, overlaps=(),
+        limit=limit and (lambda size: limit),
+    )  # fmt: skip
+    rng = np.random.default_rng(1)
+    g, a, b, c = (rng.standard_normal(shape) for shape in ((4, 3, 5), (4, 3, 5), (3, 1), (4, 1, 5)))
+    terms = [g * b, g * a + c, g * c]
+    expected = [terms[0], terms[1].sum(axis=(0, 2)).reshape(3, 1), terms[2].sum(axis=1, keepdims=True)]
+    outs = [np.full_like(x, 7.0) if k in wanted else None for k, x in enumerate((a, b, c))]
+    specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in (g, a, b, c, *outs)]
+    with tiling.using(tiling.Grain(30, 1)):
+        workspace = garbage_bytes(kernel.workspace({}, specs[:4], specs[4:]))
+        kernel(OpContext(np, workspace=workspace), {}, [g, a, b, c], outs)
+    for k in wanted:
+        np.testing.assert_allclose(outs[k], expected[k], rtol=1e-13)
 
 
 def test_casts_round_once():

@@ -26,7 +26,7 @@ LIMITS = {
     "tests/kvstore": 7_192,
     "tests/models": 161,
     "tests/ndarray": 3_205,
-    "tests/ops": 9_191,
+    "tests/ops": 9_251,
     "tests/planner": 8_469,
     "tests/profiler": 815,
     "tests/report": 642,

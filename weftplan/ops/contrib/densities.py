@@ -5,26 +5,28 @@ the parameters' shape. For a Dirichlet distribution the last axis of both is the
 outside the support are not detected (a uniform density ignores the sample), and samples of discrete distributions have
 a gradient of 0.
 
-All values are computed in float64, a few thousand elements at a time, so that no temporary grows with the samples. Sums
+All values are computed in float64, a few thousand elements at a time, so that no scratch grows with the samples. Sums
 have a fixed order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from weftplan.errors import ShapeError
-from weftplan.ops.core.forms import ScratchSpecs, kernel
+from weftplan.ops.core.expression import Expr, Parameters, cast, f
+from weftplan.ops.core.forms import kernel
+from weftplan.ops.core.formula_kernel import FormulaKernel
+from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.params import p_bool
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import Shapes, backward, floats_only, grad, merge_shape
-from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, ShapeRule, SpecLike
-from weftplan.ops.elementwise.special import digamma_of, gammaln_of
+from weftplan.ops.core.schema import Kernel, Op, Param, Params, Shape, ShapeRule
+from weftplan.ops.elementwise.special import digamma, gammaln
 from weftplan.support.array_types import ArrayModule, RawArray
 
 _AT_ONCE = 4096
@@ -32,131 +34,78 @@ _AT_ONCE = 4096
 _DOUBLE = np.dtype(np.float64)
 _IS_LOG = Param("is_log", p_bool, False, "the logarithms of the densities")
 
-
-@dataclass(frozen=True, slots=True)
-class _Density:
-    """The formulas of one distribution, for float64 arrays of samples and parameters that broadcast."""
-
-    parameters: tuple[str, ...]
-    log: Callable[..., Any]
-    """``log(xp, x, *parameters)``: logarithms of the densities."""
-    slopes: Callable[..., tuple[Any, ...]]
-    """``slopes(xp, x, *parameters)``: derivatives of the logarithms for the sample (None: zeros) and for each
-    parameter."""
+Density = tuple[Any, ...]
+"""The logarithm of a density and its derivatives: for the sample, 0 if samples are whole, and for each parameter."""
 
 
-def _negative_binomial_log(xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray) -> RawArray:
-    binomial = gammaln_of(xp, x + k) - gammaln_of(xp, x + 1) - gammaln_of(xp, k)
-    density: RawArray = binomial + k * xp.log(p) + x * xp.log(1 - p)
-    return density
-
-
-def _negative_binomial_slopes(
-    xp: ArrayModule, x: RawArray, k: RawArray, p: RawArray
-) -> tuple[None, RawArray, RawArray]:
-    return None, digamma_of(xp, x + k) - digamma_of(xp, k) + xp.log(p), k / p - x / (1 - p)
-
-
-def _generalized_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, alpha: RawArray) -> tuple[None, RawArray, RawArray]:
-    k, p = 1 / alpha, 1 / (mu * alpha + 1)
-    _, by_k, by_p = _negative_binomial_slopes(xp, x, k, p)
-    return None, -by_p * alpha * p**2, -by_k * k**2 - by_p * mu * p**2
-
-
-def _normal_slopes(xp: ArrayModule, x: RawArray, mu: RawArray, sigma: RawArray) -> tuple[RawArray, ...]:
+def _normal(x: Expr, mu: Expr, sigma: Expr) -> Density:
     scaled = (x - mu) / sigma
-    return -scaled / sigma, scaled / sigma, (scaled**2 - 1) / sigma
+    slope = scaled / sigma
+    square = scaled.square()
+    log = square * -0.5 - f.log(sigma) - 0.5 * math.log(2 * math.pi)
+    return log, -slope, slope, (square - 1) / sigma
 
 
-_DENSITIES = {
-    "uniform": _Density(
-        ("low", "high"),
-        lambda xp, x, low, high: -xp.log(high - low) + 0 * x,
-        lambda xp, x, low, high: (None, 1 / (high - low), -1 / (high - low)),
-    ),
-    "normal": _Density(
-        ("mu", "sigma"),
-        lambda xp, x, mu, sigma: -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi),
-        _normal_slopes,
-    ),
+def _gamma(x: Expr, a: Expr, beta: Expr) -> Density:
     # beta is a rate, although it is a scale in ``_sample_gamma``, as in MXNet.
-    "gamma": _Density(
-        ("alpha", "beta"),
-        lambda xp, x, a, beta: a * xp.log(beta) + (a - 1) * xp.log(x) - beta * x - gammaln_of(xp, a),
-        lambda xp, x, a, beta: ((a - 1) / x - beta, xp.log(beta) + xp.log(x) - digamma_of(xp, a), a / beta - x),
+    log_x, log_beta = f.log(x), f.log(beta)
+    log = a * log_beta + (a - 1) * log_x - beta * x - gammaln(a)
+    return log, (a - 1) / x - beta, log_beta + log_x - digamma(a), a / beta - x
+
+
+def _negative_binomial(x: Expr, k: Expr, p: Expr) -> Density:
+    log_p = f.log(p)
+    log = gammaln(x + k) - gammaln(x + 1) - gammaln(k) + k * log_p + x * f.log(1 - p)
+    return log, 0, digamma(x + k) - digamma(k) + log_p, k / p - x / (1 - p)
+
+
+def _generalized_negative_binomial(x: Expr, mu: Expr, alpha: Expr) -> Density:
+    k, p = 1 / alpha, 1 / (mu * alpha + 1)
+    log, _, by_k, by_p = _negative_binomial(x, k, p)
+    return log, 0, -by_p * alpha * p.square(), -by_k * k.square() - by_p * mu * p.square()
+
+
+_DENSITIES: dict[str, tuple[tuple[str, ...], Callable[..., Density]]] = {
+    "uniform": (
+        ("low", "high"),
+        lambda x, low, high: (-f.log(high - low) + 0 * x, 0, 1 / (high - low), -1 / (high - low)),
     ),
-    "exponential": _Density(("lam",), lambda xp, x, lam: xp.log(lam) - lam * x, lambda xp, x, lam: (-lam, 1 / lam - x)),
-    "poisson": _Density(
-        ("lam",),
-        lambda xp, x, lam: x * xp.log(lam) - lam - gammaln_of(xp, x + 1),
-        lambda xp, x, lam: (None, x / lam - 1),
-    ),
-    "negative_binomial": _Density(("k", "p"), _negative_binomial_log, _negative_binomial_slopes),
-    "generalized_negative_binomial": _Density(
-        ("mu", "alpha"),
-        lambda xp, x, mu, alpha: _negative_binomial_log(xp, x, 1 / alpha, 1 / (mu * alpha + 1)),
-        _generalized_slopes,
-    ),
+    "normal": (("mu", "sigma"), _normal),
+    "gamma": (("alpha", "beta"), _gamma),
+    "exponential": (("lam",), lambda x, lam: (f.log(lam) - lam * x, -lam, 1 / lam - x)),
+    "poisson": (("lam",), lambda x, lam: (x * f.log(lam) - lam - gammaln(x + 1), 0, x / lam - 1)),
+    "negative_binomial": (("k", "p"), _negative_binomial),
+    "generalized_negative_binomial": (("mu", "alpha"), _generalized_negative_binomial),
 }
+"""By distribution: the names of the parameters, and the density as a formula of a sample and the parameters."""
 
 
-def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Yield (rows, columns) of the blocks of a matrix: several whole rows, or a part of one row."""
-    step = max(1, _AT_ONCE // columns)
-    for row in range(0, rows, step):
-        for column in range(0, columns, _AT_ONCE):
-            yield slice(row, row + step), slice(column, column + _AT_ONCE)
+def _kernels(density: Callable[..., Density], count: int) -> tuple[Kernel, Kernel]:
+    """Return the kernels of a density of ``count`` parameters and of its gradients."""
 
+    def forward(p: Parameters, *inputs: Expr) -> Expr:
+        log: Expr = density(*[cast(one, _DOUBLE) for one in inputs])[0]
+        return log if p.is_log else f.exp(log, kind=_DOUBLE)  # rounded in a copy, which takes less time
 
-def _wide(values: RawArray) -> RawArray:
-    return values.astype(_DOUBLE)
+    def reverse(p: Parameters, ograd: Expr, *inputs: Expr) -> tuple[object, ...]:
+        scale, *values = [cast(one, _DOUBLE) for one in (ograd, *inputs)]
+        log, *slopes = density(*values)
+        if not p.is_log:
+            scale = scale * f.exp(log)
+        return tuple([scale * slope if isinstance(slope, Expr) else slope for slope in slopes])
 
-
-def _forward(density: _Density) -> Callable[..., None]:
-    @kernel
-    def compute(xp: ArrayModule, p: Params, *arrays: RawArray) -> None:
-        *inputs, out = arrays
-        rows = inputs[1].size
-        samples, out = inputs[0].reshape(rows, -1), out.reshape(rows, -1)
-        values = [value.reshape(rows, 1) for value in inputs[1:]]
-        for row, column in _tiles(*samples.shape):
-            densities = density.log(xp, _wide(samples[row, column]), *(_wide(value[row]) for value in values))
-            out[row, column] = densities if p["is_log"] else xp.exp(densities)
-
-    return compute
-
-
-def _sums(parameters: Sequence[SpecLike]) -> ScratchSpecs:
-    """Return the scratch for the parameters' gradients: a float64 array of each parameter's shape."""
-    return [(spec.shape, _DOUBLE) for spec in parameters]
-
-
-def _backward(density: _Density) -> Callable[..., None]:
-    count = len(density.parameters)
-
-    @kernel(scratch=lambda p, ograd, sample, *arrays: _sums(arrays[:count]))
-    def compute(xp: ArrayModule, p: Params, ograd: RawArray, sample: RawArray, *arrays: Any) -> None:
-        rows, out, outputs = arrays[0].size, arrays[count], arrays[count + 1 : -count]
-        ograds, samples = ograd.reshape(rows, -1), sample.reshape(rows, -1)
-        values = [value.reshape(rows, 1) for value in arrays[:count]]
-        sums = [total.reshape(rows, 1) for total in arrays[-count:]]
-        for total in sums:
-            total.fill(0)
-        for row, column in _tiles(*samples.shape):
-            x, at = _wide(samples[row, column]), [_wide(value[row]) for value in values]
-            scale = _wide(ograds[row, column])
-            if not p["is_log"]:
-                scale *= xp.exp(density.log(xp, x, *at))
-            slopes = density.slopes(xp, x, *at)
-            if out is not None:
-                out.reshape(rows, -1)[row, column] = 0 if slopes[0] is None else scale * slopes[0]
-            for total, slope in zip(sums, slopes[1:], strict=True):
-                total[row] += (scale * slope).sum(axis=1, keepdims=True)
-        for total, target in zip(sums, outputs, strict=True):
-            if target is not None:
-                target.reshape(rows, 1)[...] = total
-
-    return compute
+    options: dict[str, Any] = {
+        "overlaps": (),
+        "choices": {"is_log": lambda params: params["is_log"]},
+        "base": _DOUBLE,
+        "align": lambda full, shape: (*shape, *(1,) * (len(full) - len(shape))),
+        "limit": lambda size: _AT_ONCE,
+    }
+    together = (tuple(range(1 + count)),)
+    return (
+        FormulaKernel(forward, 1 + count, numbers=range(1, 1 + count), **options),
+        GradientKernel(reverse, 2 + count, numbers=range(2, 2 + count), groups=together, sums=True, **options),
+    )
 
 
 def _shape(name: str, count: int) -> Callable[[Params, Shapes, Shapes], tuple[Shapes, Shapes]]:
@@ -212,8 +161,18 @@ def _dirichlet_tiles(shape: Shape) -> Iterator[tuple[slice, slice]]:
             yield slice(row, row + 1), slice(column, column + step)
 
 
+_gammaln, _digamma = (FormulaKernel(lambda p, x, function=function: function(x)) for function in (gammaln, digamma))
+
+
+def _of(kernel: FormulaKernel, xp: ArrayModule, x: RawArray) -> RawArray:
+    """Return the formula's values of a small float64 array."""
+    out: RawArray = xp.empty(x.shape, _DOUBLE)
+    kernel.function(xp, [_DOUBLE], _DOUBLE)(x, out)
+    return out
+
+
 def _dirichlet_log(xp: ArrayModule, x: RawArray, alpha: RawArray) -> RawArray:
-    norm = gammaln_of(xp, alpha.sum(axis=-1)) - gammaln_of(xp, alpha).sum(axis=-1)
+    norm = _of(_gammaln, xp, alpha.sum(axis=-1)) - _of(_gammaln, xp, alpha).sum(axis=-1)
     density: RawArray = ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
     return density
 
@@ -223,11 +182,11 @@ def _dirichlet(xp: ArrayModule, p: Params, sample: RawArray, parameter: RawArray
     samples, alpha = _dirichlet_parts(sample, parameter)
     out = out.reshape(samples.shape[:2])
     for row, column in _dirichlet_tiles(samples.shape):
-        densities = _dirichlet_log(xp, _wide(samples[row, column]), _wide(alpha[row]))
+        densities = _dirichlet_log(xp, samples[row, column].astype(_DOUBLE), alpha[row].astype(_DOUBLE))
         out[row, column] = densities if p["is_log"] else xp.exp(densities)
 
 
-@kernel(scratch=lambda p, ograd, sample, parameter, *outputs: _sums([parameter]))
+@kernel(scratch=lambda p, ograd, sample, parameter, *outputs: [(parameter.shape, _DOUBLE)])
 def _dirichlet_backward(
     xp: ArrayModule,
     p: Params,
@@ -243,13 +202,13 @@ def _dirichlet_backward(
     total = total.reshape(alpha.shape)
     total.fill(0)
     for row, column in _dirichlet_tiles(samples.shape):
-        x, at = _wide(samples[row, column]), _wide(alpha[row])
-        scale = _wide(ograds[row, column])
+        x, at = samples[row, column].astype(_DOUBLE), alpha[row].astype(_DOUBLE)
+        scale = ograds[row, column].astype(_DOUBLE)
         if not p["is_log"]:
             scale *= xp.exp(_dirichlet_log(xp, x, at))
         if out is not None:
             out.reshape(samples.shape)[row, column] = scale[..., None] * ((at - 1) / x)
-        norm = digamma_of(xp, at.sum(axis=-1, keepdims=True)) - digamma_of(xp, at)
+        norm = _of(_digamma, xp, at.sum(axis=-1, keepdims=True)) - _of(_digamma, xp, at)
         total[row] += (scale[..., None] * (xp.log(x) + norm)).sum(axis=1, keepdims=True)
     if d_alpha is not None:
         d_alpha.reshape(alpha.shape)[...] = total
@@ -279,12 +238,7 @@ def _register(name: str, parameters: tuple[str, ...], forward: Kernel, reverse: 
     )
 
 
-for _name, _density in _DENSITIES.items():
-    _register(
-        _name,
-        _density.parameters,
-        _forward(_density),
-        _backward(_density),
-        _shape(f"random_pdf_{_name}", len(_density.parameters)),
-    )
+for _name, (_parameters, _density) in _DENSITIES.items():
+    _count = len(_parameters)
+    _register(_name, _parameters, *_kernels(_density, _count), _shape(f"random_pdf_{_name}", _count))
 _register("dirichlet", ("alpha",), _dirichlet, _dirichlet_backward, _dirichlet_shape)

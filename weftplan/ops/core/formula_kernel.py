@@ -2,8 +2,7 @@
 
 A kernel traces its formula once for each choice of parameters and each combination of dtypes. A formula of one ufunc
 is one call on whole arrays. Any other runs block by block, so its scratch has at most
-:func:`weftplan.ops.core.tiling.block` elements, and on a CPU a block stays in the cache between the operations. Arrays
-that broadcast are not cut into blocks.
+:func:`weftplan.ops.core.tiling.block` elements, and on a CPU a block stays in the cache between the operations.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,9 +19,11 @@ from weftplan.ops.core.expression import Expr, Kind, Parameters, cast, f, leaves
 from weftplan.ops.core.floats import is_float
 from weftplan.ops.core.forms import BoundKernel, Call, with_views
 from weftplan.ops.core.formulas import Computation, computation
-from weftplan.ops.core.kernels import block_bytes, blocks, bound_blocks
+from weftplan.ops.core.kernels import bound_blocks
+from weftplan.ops.core.layout import Align, Layout, layout
 from weftplan.ops.core.lowering import LoweredFormula, lower
-from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace, aligned
+from weftplan.ops.core.rules import take_bytes
+from weftplan.ops.core.schema import Arrays, DType, Params, Shape, SpecLike, TensorSpec, Workspace
 from weftplan.support.array_types import ArrayModule, RawArray
 
 Formula = Callable[..., Any]
@@ -36,8 +37,20 @@ a slope in float64, which is truncated to the integer dtype and multiplied there
 runs on the integers; "zero": the gradient is 0."""
 
 
+_MAX_PLANS = 1024
+
+
+class _Plan(NamedTuple):
+    """The program of a call, the indices of the inputs that it gets, its blocks and its scratch."""
+
+    program: LoweredFormula
+    used: tuple[int, ...]
+    place: Layout
+    scratch: list[tuple[Shape, DType]]
+
+
 class FormulaKernel(BoundKernel):
-    """The kernel of a formula with one output.
+    """The kernel of a formula with one output, whose inputs broadcast to it.
 
     Args:
         formula: see :data:`Formula`.
@@ -48,9 +61,15 @@ class FormulaKernel(BoundKernel):
         integer: the formula for integers other than booleans, if it is another.
         integers: see :data:`Integers`; "slope" and "zero" are for gradients, whose input 0 is the output gradient.
         choices: see :data:`Choices`.
-        numbers: indices of inputs of one element, which all blocks share.
-        base: index of the input whose dtype is that of the computation; None: the dtype of the output.
+        numbers: indices of inputs of few elements; values that depend on them alone have scratch of their own size.
+        base: the dtype of the computation, or the index of the input that has it; None: the dtype of the output.
+        align: how inputs of other shapes broadcast, if not by NumPy's rule.
+        limit: returns the greatest number of elements of a block, of that of the output; None: that of ``tiling``.
     """
+
+    outputs = 1
+    full = -1
+    """Index in (*inputs, *outputs) of an array of the full shape."""
 
     def __init__(
         self,
@@ -64,14 +83,18 @@ class FormulaKernel(BoundKernel):
         integers: Integers = "formula",
         choices: Choices | None = None,
         numbers: Sequence[int] = (),
-        base: int | None = None,
+        base: int | DType | None = None,
+        align: Align | None = None,
+        limit: Callable[[int], int] | None = None,
     ) -> None:
         self.formula, self.inputs, self.states, self.overlaps = formula, inputs, tuple(states), overlaps
         self.compute, self.integer, self.integers, self.base = compute, integer, integers, base
+        self.align, self.limit = align, limit
         self.choices = choices or {}
         self.numbers = frozenset(f"x{k}" for k in numbers)
         self.elementwise = not numbers
         self._programs: dict[object, tuple[LoweredFormula, tuple[int, ...]]] = {}
+        self._plans: dict[object, Any] = {}
         self._computations: dict[object, Computation | None] = {}
 
     def chosen(self, params: Params) -> dict[str, object]:
@@ -79,20 +102,19 @@ class FormulaKernel(BoundKernel):
         return {name: choose(params) for name, choose in self.choices.items()}
 
     def expressions(self, params: Params, dtype: DType, operands: Sequence[Expr]) -> tuple[object, ...]:
-        """Return the output and the new states for operands, with arrays of ``dtype``."""
+        """Return the outputs and the new states for operands, with arrays of ``dtype``."""
         formula, traced = self.formula, Parameters(self.chosen(params), dtype)
         if not is_float(dtype):
             if self.integer is not None and dtype.kind in "iu":
                 formula = self.integer
             if self.integers == "zero":
-                return (0,)
+                return (0,) * self.outputs
             if self.integers == "slope":
                 g, *forward_values = operands
                 wide = np.dtype(np.float64)
-                slope = formula(traced, 1.0, *[cast(operand, wide) for operand in forward_values])
-                return (g * cast(slope, dtype),)
-        results = formula(traced, *operands)
-        return results if isinstance(results, tuple) else (results,)
+                slopes = _as_tuple(formula(traced, 1.0, *[cast(operand, wide) for operand in forward_values]))
+                return tuple([g * cast(slope, dtype) for slope in slopes])
+        return _as_tuple(formula(traced, *operands))
 
     def computation(self, params: Params, arrays: int, dtype: DType) -> Computation | None:
         """Return the formula for compilers, which replaces array 0 and the states; None if it cannot be compiled.
@@ -108,36 +130,55 @@ class FormulaKernel(BoundKernel):
         return None if formula is None else formula.at(params, dtype)
 
     def program(
-        self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
+        self, params: Params, inputs: Sequence[SpecLike | None], *outputs: DType | None, apart: tuple[int, ...] = ()
     ) -> tuple[LoweredFormula, tuple[int, ...]]:
-        """Return the program for a call, and the indices of the inputs that it gets."""
-        choices = self.chosen(params)
-        key = (*choices.values(), output.dtype, *[None if spec is None else spec.dtype for spec in inputs])
+        """Return the program for a call, and the indices of the inputs that it gets.
+
+        Args:
+            outputs: the dtype of each output; None: it is unwanted.
+            apart: indices of outputs whose memory is certainly not that of an input.
+        """
+        key = (
+            *self.chosen(params).values(),
+            outputs,
+            apart,
+            *[None if spec is None else spec.dtype for spec in inputs],
+        )
         lowered = self._programs.get(key)
         if lowered is None:
-            lowered = self._programs[key] = self._lowered(params, inputs, output)
+            lowered = self._programs[key] = self._lowered(params, inputs, outputs, apart)
         return lowered
 
+    def base_dtype(self, inputs: Sequence[SpecLike | None], outputs: Sequence[DType | None]) -> DType:
+        """Return the dtype of the computation."""
+        base = self.base
+        if isinstance(base, int):
+            spec = inputs[base]
+            assert spec is not None
+            return spec.dtype
+        return next(dtype for dtype in outputs if dtype is not None) if base is None else base
+
     def _lowered(
-        self, params: Params, inputs: Sequence[SpecLike | None], output: SpecLike
-    ) -> tuple[LoweredFormula, tuple[int, ...]]:
+        self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[DType | None],
+        apart: tuple[int, ...],
+    ) -> tuple[LoweredFormula, tuple[int, ...]]:  # fmt: skip
         names = [f"x{k}" for k in range(len(inputs))]
-        base = output if self.base is None else inputs[self.base]
-        assert base is not None
-        out, *states = self.expressions(params, base.dtype, [Expr("input", name) for name in names])
-        results = {**{names[k]: state for k, state in zip(self.states, states, strict=True)}, "out": out}
+        base = self.base_dtype(inputs, outputs)
+        expressions = self.expressions(params, base, [Expr("input", name) for name in names])
+        results = {names[k]: state for k, state in zip(self.states, expressions[self.outputs :], strict=True)}
+        wanted = {f"out{k or ''}": k for k, dtype in enumerate(outputs) if dtype is not None}
+        results.update({name: expressions[k] for name, k in wanted.items()})
         read = leaves(results.values()) | {names[k] for k in self.states}
         used = tuple(k for k, name in enumerate(names) if name in read)
         dtypes = {names[k]: spec.dtype for k in used if (spec := inputs[k]) is not None}
-        shared = range(len(inputs)) if self.overlaps is None else self.overlaps
-        overlaps = {
-            "out": frozenset(names[k] for k in shared),
-            **{names[k]: frozenset((names[k],)) for k in self.states},
-        }
-        slopes = self.integers == "slope" and not is_float(base.dtype)
+        dtypes.update({name: dtype for name, k in wanted.items() if (dtype := outputs[k]) is not None})
+        shared = frozenset(names if self.overlaps is None else [names[k] for k in self.overlaps])
+        overlaps = {name: frozenset() if k in apart else shared for name, k in wanted.items()}
+        overlaps.update({names[k]: frozenset((names[k],)) for k in self.states})
+        slopes = self.integers == "slope" and not is_float(base)
         program = lower(
-            results, [*(names[k] for k in used), "out"], {**dtypes, "out": output.dtype}, overlaps,
-            dtype=np.dtype(np.float64) if slopes else base.dtype, compute=self.compute, numbers=self.numbers,
+            results, [*(names[k] for k in used), *wanted], dtypes, overlaps,
+            dtype=np.dtype(np.float64) if slopes else base, compute=self.compute, numbers=self.numbers & read,
         )  # fmt: skip
         return program, used
 
@@ -146,29 +187,40 @@ class FormulaKernel(BoundKernel):
         out = outputs[0]
         if out is None:  # possible if the operator has states, which then do not change either
             return nothing
-        program, used = self.program(params, inputs, out)
+        program, used, place, scratch = self.plan(params, inputs, outputs)
         arrays = [inputs[k] for k in used]
         if program.single is not None:
             return self._single(program, ctx.xp, params, used, arrays, out)
         step = program.step(ctx.xp, params)
-        if out.size <= tiling.block() and _are_equal(arrays, out):
-            return partial(step, *arrays, out, *[ctx.take(out.shape, dtype) for dtype, _ in program.scratch])
-        return bound_blocks(ctx, step, partial(self._blocks, ctx, program, used, arrays, out))
+        views = [array.reshape(shape) for array, shape in zip((*arrays, out), place.shapes, strict=True)]
+        if place.number == 1:
+            return partial(step, *views, *[ctx.take(*spec) for spec in scratch])
+        return bound_blocks(ctx, step, partial(_blocks, ctx, place, views, scratch), place.number)
 
     def bare_form(
         self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Callable[..., object] | None:
-        """Return a function of NumPy arrays if these fit one block; None if they do not, or if an input is not read."""
+        """Return a function of NumPy arrays if these fit one block; None if they do not, or an input is not read."""
         out = outputs[0]
-        program, used = self.program(params, inputs, out)
+        plan: _Plan = self.plan(params, inputs, outputs)
+        program, used, place, scratch = plan
         if len(used) != len(inputs):
             return None
         if program.single is not None:
             return program.ufunc(np) or program.step(np, params)
-        if math.prod(out.shape) > tiling.block() or not _are_equal(inputs, out):
+        if place.number > 1:
             return None
         step = program.step(np, params)
-        return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+        if all(spec.shape == out.shape for spec in inputs):
+            return with_views(step, [(out.shape, dtype) for dtype, _ in program.scratch]) if program.scratch else step
+        function = with_views(step, scratch) if scratch else step
+        shapes = place.shapes
+
+        def on_views(*arrays: RawArray) -> None:
+            views = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=False)]
+            function(*views, *arrays[len(views) :])
+
+        return on_views
 
     def function(self, xp: ArrayModule, inputs: Sequence[DType], output: DType) -> Callable[..., object]:
         """Return a function of inputs that broadcast, arrays or numbers, and the output; it allocates its scratch.
@@ -176,7 +228,7 @@ class FormulaKernel(BoundKernel):
         Args:
             inputs: their dtypes; the formula reads all of them and has no parameters.
         """
-        program, _ = self.program({}, [TensorSpec((), dtype) for dtype in inputs], TensorSpec((), output))
+        program, _ = self.program({}, [TensorSpec((), dtype) for dtype in inputs], output)
         step = program.ufunc(xp) or program.step(xp, {})
         if not program.scratch:
             return step
@@ -188,16 +240,32 @@ class FormulaKernel(BoundKernel):
 
     def workspace(self, params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
         """Return the scratch bytes of a call."""
+        return take_bytes(*self.plan(params, inputs, outputs).scratch)
+
+    def plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> Any:
+        """Return what a call needs to know, from its parameters, shapes and dtypes; such plans are cached."""
+        specs = [None if spec is None else (spec.shape, spec.dtype) for spec in (*inputs, *outputs)]
+        full = specs[self.full]
+        assert full is not None
+        limit = tiling.block() if self.limit is None else self.limit(math.prod(full[0]))
+        key = (*self.chosen(params).values(), limit, *specs)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(params, inputs, outputs, limit)
+        return plan
+
+    def _plan(
+        self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None], limit: int
+    ) -> Any:
         out = outputs[0]
-        program, used = self.program(params, inputs, out)
-        if not program.scratch:
-            return 0
-        size, arrays = math.prod(out.shape), [inputs[k] for k in used]
-        if _are_equal(arrays, out):
-            return block_bytes(size, [dtype for dtype, _ in program.scratch])
-        if not self._has_blocks(used, arrays, out):
-            return sum(aligned(TensorSpec(*spec).nbytes) for spec in _broadcast(program, used, arrays, out))
-        return sum(block_bytes(1 if self._is_shared(reads) else size, [dtype]) for dtype, reads in program.scratch)
+        assert out is not None
+        program, used = self.program(params, inputs, out.dtype)
+        arrays = [spec for k in used if (spec := inputs[k]) is not None]
+        place = layout([spec.shape for spec in (*arrays, out)], self.align, limit)
+        scratch = program.scratch_in(place.block, dict(zip([f"x{k}" for k in used], place.shapes, strict=False)))
+        return _Plan(program, used, place, scratch)
 
     def _single(
         self, program: LoweredFormula, xp: ArrayModule, params: Params, used: Sequence[int], arrays: Sequence[RawArray],
@@ -218,45 +286,19 @@ class FormulaKernel(BoundKernel):
             values.append(value)
         return partial(getattr(xp, name), *values, out=out, **options)
 
-    def _has_blocks(self, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike) -> bool:
-        """Return whether a call is cut into blocks, because its arrays have equal sizes."""
-        size = math.prod(out.shape)
-        return all(
-            math.prod(array.shape) == size or f"x{k}" in self.numbers for k, array in zip(used, arrays, strict=True)
-        )
 
-    def _is_shared(self, reads: frozenset[str]) -> bool:
-        """Return whether a scratch array has one element, which all blocks share."""
-        return bool(reads) and reads <= self.numbers
-
-    def _blocks(
-        self, ctx: Workspace, program: LoweredFormula, used: Sequence[int], arrays: Sequence[RawArray], out: RawArray
-    ) -> Iterator[tuple[RawArray, ...]]:
-        """Yield the arguments of the step, block by block."""
-        if not self._has_blocks(used, arrays, out):
-            yield (*arrays, out, *(ctx.take(*spec) for spec in _broadcast(program, used, arrays, out)))
-            return
-        if not self.numbers:
-            yield from blocks(ctx, (*arrays, out), [dtype for dtype, _ in program.scratch])
-            return
-        shared: list[RawArray | None] = [
-            *[array.reshape(-1) if f"x{k}" in self.numbers else None for k, array in zip(used, arrays, strict=True)],
-            None,
-            *[ctx.take((1,), dtype) if self._is_shared(reads) else None for dtype, reads in program.scratch],
-        ]  # fmt: skip
-        cut_arrays = [array for array, number in zip((*arrays, out), shared, strict=False) if number is None]
-        for block in blocks(ctx, cut_arrays, [dtype for dtype, reads in program.scratch if not self._is_shared(reads)]):
-            parts = iter(block)
-            yield tuple([next(parts) if array is None else array for array in shared])
+def _blocks(
+    ctx: Workspace, place: Layout, views: Sequence[RawArray], scratch: Sequence[tuple[Shape, DType]]
+) -> Iterator[tuple[object, ...]]:
+    """Yield the arguments of a step, block by block."""
+    spaces = [ctx.take(*spec) for spec in scratch]
+    for block in place.blocks():
+        parts = [view[part] for view, part in zip(views, block.parts, strict=True)]
+        yield (*parts, *block.trimmed(spaces))
 
 
-def _are_equal(arrays: Sequence[SpecLike], out: SpecLike) -> bool:
-    """Return whether all arrays have the shape of ``out``."""
-    shape = out.shape
-    for array in arrays:  # noqa: SIM110 - a generator would take several times as long
-        if array.shape != shape:
-            return False
-    return True
+def _as_tuple(results: object) -> tuple[object, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def nothing() -> None:
@@ -267,14 +309,3 @@ def ufunc_kernel(name: str, count: int) -> FormulaKernel:
     """Return the kernel that calls the function ``name`` of the array module on ``count`` inputs."""
     function = getattr(f, name)
     return FormulaKernel(lambda p, *arrays: function(*arrays), count)
-
-
-def _broadcast(
-    program: LoweredFormula, used: Sequence[int], arrays: Sequence[SpecLike], out: SpecLike
-) -> list[tuple[Shape, DType]]:
-    """Return the shape and dtype of each scratch array for arrays that broadcast."""
-    shapes = {f"x{k}": array.shape for k, array in zip(used, arrays, strict=True)}
-    return [
-        (np.broadcast_shapes(*(shapes.get(name, out.shape) for name in reads or ("out",))), dtype)
-        for dtype, reads in program.scratch
-    ]

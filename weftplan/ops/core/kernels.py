@@ -192,10 +192,15 @@ the work on large arrays."""
 
 
 def bound_blocks(
-    ctx: Workspace, step: Callable[..., object], arguments: Callable[[], Iterator[tuple[object, ...]]]
+    ctx: Workspace, step: Callable[..., object], arguments: Callable[[], Iterator[tuple[object, ...]]], count: int = 0
 ) -> Call:
-    """Return a call of ``step`` on each block that ``arguments`` yields; the views of few blocks are made only once."""
+    """Return a call of ``step`` on each block that ``arguments`` yields; the views of few blocks are made only once.
+
+    ``count``: the number of blocks, which saves time if they are many; 0: not known.
+    """
     every = ctx.repeated(partial(_run_blocks, step, arguments))
+    if count > MAX_PREPARED:
+        return every
     calls = [partial(step, *block) for block in islice(arguments(), MAX_PREPARED + 1)]
     if len(calls) > MAX_PREPARED:
         return every

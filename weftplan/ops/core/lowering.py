@@ -2,7 +2,8 @@
 
 The allocator gives each result a slot: the memory of an output, a state or scratch. An output may be the memory of
 certain inputs, so it is free only after the last use of these. A result takes, in this order, its own output, the slot
-of an operand that is not used again, free scratch, a free output, new scratch. States are replaced in place.
+of an operand that is not used again, free scratch, a free output or state, new scratch. States are replaced in place.
+Of several outputs none holds another value: these would be left in each other's memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weftplan.ops.core.expression import (
     value_of,
 )
 from weftplan.ops.core.floats import is_float
-from weftplan.ops.core.schema import DType, Params
+from weftplan.ops.core.schema import DType, Params, Shape
 from weftplan.support.array_types import ArrayModule
 
 Step = Callable[..., None]
@@ -55,6 +56,15 @@ class LoweredFormula:
     def step(self, xp: ArrayModule, params: Params) -> Step:
         """Return the function of arrays for these parameters."""
         return self.bind(xp, *[value_of(constant, params) for constant in self.constants])
+
+    def scratch_in(self, block: Shape, shapes: Mapping[str, Shape]) -> list[tuple[Shape, DType]]:
+        """Return the shape and dtype of each scratch array for a block of inputs of these shapes, which broadcast."""
+
+        def needed(reads: frozenset[str]) -> Shape:
+            parts = {tuple(map(min, shapes.get(name, block), block)) for name in reads}
+            return block if block in parts or not parts else np.broadcast_shapes(*parts)
+
+        return [(needed(reads), dtype) for dtype, reads in self.scratch]
 
     def ufunc(self, xp: ArrayModule) -> Step | None:
         """Return the ufunc that the formula is, of the inputs in order and the output; None if it is more or less."""
@@ -109,6 +119,9 @@ class _Lowering:
         for value in self.results.values():
             if isinstance(value, Expr):
                 self._read(value, end)
+        outputs = [name for name in results if name not in overlaps[name]]
+        self.spare = [name for name in results if len(outputs) == 1 or name not in outputs]
+        """The outputs and states that may hold other values."""
         self.slot: dict[int, str] = {}
         self.holder: dict[str, int] = {}
         self.scratch: dict[str, tuple[DType, set[str]]] = {}
@@ -165,6 +178,8 @@ class _Lowering:
         reads = self.reads[expr.number] = set()
         for operand in self.operands(expr):
             reads |= {operand.args[0]} if operand.op == "input" else self.reads[operand.number]
+        if not reads:
+            reads |= self.numbers  # a constant broadcasts to all other values
         slot = self._slot(expr, k, [name for name in dying if name not in barred], barred, self.is_small(reads))
         for name, number in dying.items():
             if self.holder.get(name) == number:
@@ -178,7 +193,7 @@ class _Lowering:
         return slot
 
     def is_small(self, reads: set[str]) -> bool:
-        """Return whether a value that depends on these inputs has one element."""
+        """Return whether a value depends on inputs of few elements alone."""
         return bool(reads) and reads <= self.numbers
 
     def _slot(self, expr: Expr, k: int, dying: Sequence[str], barred: set[str], small: bool) -> str:
@@ -208,7 +223,7 @@ class _Lowering:
         for name, (held, _) in self.scratch.items():
             if held == wide and name not in self.holder and fits(name):
                 return name
-        for name in () if small else self.results:
+        for name in () if small else self.spare:
             if self.dtypes[name] == wide and is_free(name) and not outputs:
                 return name
         name = f"t{len(self.scratch)}"
@@ -273,7 +288,7 @@ def lower(
         overlaps: for each name in ``results`` the inputs whose memory it may be; a state is such an input itself.
         dtype: the dtype that :data:`Kind` refers to.
         compute: kind of the results that do not state their own.
-        numbers: names of inputs of one element; scratch for values that depend on them alone has one element, too.
+        numbers: names of inputs of few elements; values that depend on them alone, and constants, have scratch apart.
     """
     low = _Lowering(results, dtypes, overlaps, dtype, compute, numbers)
     for k, expr in enumerate(low.operations):

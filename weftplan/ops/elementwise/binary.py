@@ -14,6 +14,7 @@ from typing import Any
 
 from weftplan.ops.core.expression import BOOL, Expr, Parameters, Scalar, f, quotient, where
 from weftplan.ops.core.formula_kernel import FormulaKernel, Integers
+from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.kernels import converted
 from weftplan.ops.core.params import p_bool, p_float
 from weftplan.ops.core.registry import get, register
@@ -28,7 +29,7 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import InplacePair, Op, Param
-from weftplan.ops.elementwise.binary_gradients import Side, SidesKernel, sum_backward
+from weftplan.ops.elementwise.binary_gradients import sum_backward
 from weftplan.ops.elementwise.rows import ONNX, row
 
 SUM_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
@@ -53,7 +54,7 @@ def arithmetic(
     formula: Callable[..., object],
     doc: str,
     *,
-    grads: Sequence[Side] = (),
+    grads: Sequence[Callable[..., object]] = (),
     sign: int = 0,
     integer: Callable[..., object] | None = None,
     integers: Integers = "slope",
@@ -119,14 +120,16 @@ def arithmetic(
     forward = FormulaKernel(
         lambda p, a, b: formula(a, b), 2, integer=None if integer is None else lambda p, a, b: integer(a, b)
     )
-    sides = SidesKernel(*grads, integers=integers) if grads else None
+    sides = GradientKernel(
+        lambda p, *arrays: tuple(side(*arrays) for side in grads), 3, overlaps=(0,), integers=integers
+    )
     # MXNet 1.9.1 calls four operators elemwise_*, and the others by the word alone.
     first = f"elemwise_{word}" if word in ("add", "sub", "mul", "div") else f"_{word}"
     elementwise = first, f"_{word}", f"_{number_word}", f"_{number_word.title()}"
     for names, is_equal in ((elementwise, True), ((f"broadcast_{word}", f"broadcast_{number_word}"), False)):
         name, *aliases = dict.fromkeys(names)
         target = f"_backward_{name.lstrip('_')}"
-        gradient = grad(target, "g0", "x0", "x1") if sides else zero_gradient
+        gradient = grad(target, "g0", "x0", "x1") if grads else zero_gradient
         if sign:  # both gradients of an elementwise sum are the output's gradient itself
             gradient = same_gradient if is_equal and sign > 0 else grad(target, "g0", params={})
         if onnx:
@@ -146,7 +149,7 @@ def arithmetic(
                 doc=f"{doc.format('lhs', 'rhs', 'the inputs')} Shapes {'must be equal' if is_equal else 'broadcast'}.",
             )
         )
-        if sides:
+        if grads:
             inplace = elementwise_inplace if is_equal else PRODUCT_INPLACE
             backward(name, sides, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), inplace=inplace)
         elif sign and gradient is not same_gradient:

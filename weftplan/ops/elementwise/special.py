@@ -10,18 +10,12 @@ absolute error of about 1e-14). Integers are computed in float64, all narrower f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from weftplan.ops.core.expression import Expr, cast, f, where
-from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.elementwise.erf import clenshaw, fit
 from weftplan.ops.elementwise.rows import row
-from weftplan.support.array_types import ArrayModule, RawArray
 
-_DOUBLE = np.dtype(np.float64)
 _STEPS = 8
 _LOG = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 """Coefficients of Stirling's series of the logarithm of gamma, in odd powers of 1/z."""
@@ -104,7 +98,8 @@ def _gamma(x: Expr) -> Expr:
     return _at_poles(x, t, "less", math.nan, _unreflected(x, s, z))
 
 
-def _gammaln(x: Expr) -> Expr:
+def gammaln(x: Expr) -> Expr:
+    """Return log |gamma(x)|."""
     s, p = _stirling(_reflected(x))
     s = s - f.log(p)
     z = f.log(math.pi / abs(f.sin(_turn(x)[0]))) - s
@@ -112,7 +107,7 @@ def _gammaln(x: Expr) -> Expr:
     return where(f.isinf(x), math.inf, result)
 
 
-def _psi(x: Expr) -> Expr:
+def digamma(x: Expr) -> Expr:
     """Return digamma of x, infinite at its poles, as in MXNet 1.9.1."""
     z, total = _climb(x, 1)
     s = _series((0.0, *_PSI), z) - total
@@ -131,23 +126,6 @@ def _psi1(x: Expr) -> Expr:
     # Reflection: psi'(x) = (pi / sin(pi x))² - psi'(1 - x)
     z = (math.pi / f.sin(_turn(x)[0])).square() - s
     return _unreflected(x, s, z)
-
-
-def _evaluated(kernel: FormulaKernel) -> Callable[[ArrayModule, RawArray], RawArray]:
-    """Return a function of small float64 arrays that allocates its result and all scratch."""
-
-    def function(xp: ArrayModule, x: RawArray) -> RawArray:
-        out: RawArray = xp.empty(x.shape, _DOUBLE)
-        kernel.function(xp, [_DOUBLE], _DOUBLE)(x, out)
-        return out
-
-    return function
-
-
-gammaln_of = _evaluated(FormulaKernel(lambda p, x: _gammaln(x)))
-"""log |gamma(x)| of a small float64 array."""
-digamma_of = _evaluated(FormulaKernel(lambda p, x: _psi(x)))
-"""Digamma of a small float64 array, the derivative of log |gamma(x)|."""
 
 
 # ------------------------------------------------------------------------------------------------------ erfinv
@@ -196,10 +174,10 @@ def _erfinv(x: Expr) -> Expr:
 # ------------------------------------------------------------------------------------------------------ the operators
 
 _in_float = partial(row, compute="float", grad_compute="float")
-_in_float("gamma", _gamma, lambda g, x, y: _gamma(x) * _psi(x) * g, doc="The gamma function: (x - 1)! of whole x.")
-_in_float("gammaln", _gammaln, lambda g, x, y: _psi(x) * g,
+_in_float("gamma", _gamma, lambda g, x, y: _gamma(x) * digamma(x) * g, doc="The gamma function: (x - 1)! of whole x.")
+_in_float("gammaln", gammaln, lambda g, x, y: digamma(x) * g,
           doc="Logarithm of the absolute value of the gamma function.")  # fmt: skip
-_in_float("digamma", _psi, lambda g, x, y: _psi1(x) * g, in_mxnet=False,  # MXNet 2.0 has it
+_in_float("digamma", digamma, lambda g, x, y: _psi1(x) * g, in_mxnet=False,  # MXNet 2.0 has it
           doc="Derivative of the logarithm of the gamma function; infinite at its poles.")  # fmt: skip
 _in_float("erfinv", _erfinv, lambda g, x, y: f.exp(y * y) * (math.sqrt(math.pi) / 2.0) * g,
           doc="Inverse of the Gauss error function, on [-1, 1].")  # fmt: skip

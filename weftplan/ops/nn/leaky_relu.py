@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from weftplan.errors import ParameterError
+from weftplan.errors import ParameterError, ShapeError
 from weftplan.ops.core import tiling
 from weftplan.ops.core.expression import Expr, cast, f, where
 from weftplan.ops.core.forms import ChosenKernel, context_kernel
 from weftplan.ops.core.formula_kernel import FormulaKernel
-from weftplan.ops.core.kernels import BOOL, block_bytes
+from weftplan.ops.core.gradient_kernel import GradientKernel
+from weftplan.ops.core.kernels import BOOL, block_bytes, blocks
 from weftplan.ops.core.params import p_enum, p_float
 from weftplan.ops.core.registry import register
 from weftplan.ops.core.rules import UNARY_INPLACE, Shapes, backward, floats_only, merge_shape
 from weftplan.ops.core.schema import (
+    DType,
     EntryRef,
     GradientBuilder,
     InplacePair,
@@ -31,10 +33,10 @@ from weftplan.ops.core.schema import (
     OpContext,
     Param,
     Params,
+    Shape,
     TensorSpec,
 )
 from weftplan.ops.elementwise.erf import erf
-from weftplan.ops.nn.prelu import prelu, prelu_backward, prelu_gamma_shape
 from weftplan.support.array_types import RawArray
 
 _LAMBDA = 1.0507009873554804934193349852946
@@ -56,6 +58,29 @@ def _outputs(params: Params) -> tuple[str, ...]:
     return ("output", "mask") if params["act_type"] == "rrelu" else ("output",)
 
 
+def _gamma_shape(data: Shape, gamma: Shape | None) -> Shape:
+    """Return the shape of gamma for ``data``: (channels,) by default, else ``gamma`` with unknown dimensions filled in.
+
+    ``gamma`` may be (channels,), (1,) or a shape that broadcasts to ``data``; any other shape raises ShapeError.
+
+    >>> _gamma_shape((2, 3, 4), None), _gamma_shape((2, 3, 4), (1, 3, 0))
+    ((3,), (1, 3, 4))
+    """
+    channels = data[1] if len(data) > 1 else data[-1]
+    if gamma is None:
+        return (channels,)
+    if gamma == (1,):
+        return gamma
+    if len(gamma) == 1:
+        merged = merge_shape((channels,), gamma, f"LeakyReLU: gamma needed for data {data}, and given")
+        return merged or gamma
+    if len(gamma) != len(data) or any(g not in (0, 1, d) for g, d in zip(gamma, data, strict=True) if d):
+        raise ShapeError(
+            f"LeakyReLU: gamma has shape {gamma}, expected ({channels},), (1,) or what broadcasts to data {data}"
+        )
+    return tuple(g or d for g, d in zip(gamma, data, strict=True))
+
+
 def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Shapes]:
     data = ins[0]
     for position, shape in enumerate(outs):
@@ -66,7 +91,7 @@ def _infer_shape(params: Params, ins: Shapes, outs: Shapes) -> tuple[Shapes, Sha
         )
     if len(ins) == 1:
         return [data], [data] * len(outs)
-    return [data, ins[1] if data is None else prelu_gamma_shape(data, ins[1])], [data]
+    return [data, ins[1] if data is None else _gamma_shape(data, ins[1])], [data]
 
 
 def _falling(x: Expr, tail: Expr, scale: float | None = None) -> Expr:
@@ -82,6 +107,11 @@ def _below(x: Expr) -> Expr:
 def _normal_cdf(x: Expr) -> Expr:
     """Return the formula of the standard normal distribution function."""
     return (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+
+
+def _align(data: Shape, gamma: Shape) -> Shape:
+    """Return the shape in which gamma broadcasts to data: an array of one axis has a value for each channel."""
+    return (1, *gamma, *(1,) * (len(data) - 2)) if len(gamma) == 1 < len(data) else gamma
 
 
 _FORWARD: dict[str, Callable[[Any, Any], Any]] = {
@@ -120,46 +150,53 @@ def _random_forward(ctx: OpContext, p: Params, data: RawArray, out: RawArray | N
     xp = ctx.xp
     low, high = p["lower_bound"], p["upper_bound"]
     generator = ctx.generator() if ctx.is_train else None
-    flat = data.reshape(-1)
-    size = min(flat.size, tiling.block())
-    draws = ctx.take((size,), np.dtype(np.float32))
-    above = ctx.take((size,), BOOL)
-    slopes = ctx.take((size,), data.dtype)
-    for start in range(0, flat.size, tiling.block()):
-        part = slice(start, min(start + tiling.block(), flat.size))
-        x = flat[part]
-        draw, positive, slope = draws[: x.size], above[: x.size], slopes[: x.size]
+    targets = [array for array in (out, mask) if array is not None]
+    for x, *parts, draw, above, slope in blocks(ctx, (data, *targets), _random_scratch(data.dtype)):
         if generator is None:
             draw.fill((low + high) / 2)
         else:
             generator.random(draw.shape, dtype=np.float32, out=draw)
             xp.multiply(draw, high - low, out=draw)
             xp.add(draw, low, out=draw)
-        xp.greater(x, 0, out=positive)
+        xp.greater(x, 0, out=above)
         xp.copyto(slope, draw, casting="same_kind")
-        xp.copyto(slope, 1, where=positive)
+        xp.copyto(slope, 1, where=above)
         if mask is not None:
-            mask.reshape(-1)[part] = slope
+            parts[-1][...] = slope
         if out is not None:
-            xp.multiply(x, slope, out=out.reshape(-1)[part])
+            xp.multiply(x, slope, out=parts[0])
+
+
+def _random_scratch(dtype: DType) -> tuple[DType, ...]:
+    """Return the dtypes of rrelu's scratch: the draws, whether data is above 0, and the slopes."""
+    return np.dtype(np.float32), BOOL, dtype
 
 
 _formula = FormulaKernel(lambda p, x: _FORWARD[p.act_type](p, x), choices=_CHOICES, compute="float")
 _gradient_formula = FormulaKernel(
     lambda p, g, value: _GRADIENTS[p.act_type](p, g, value), 2, choices=_CHOICES, compute="float"
 )
-_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": prelu}
+_prelu = FormulaKernel(lambda p, x, gamma: _falling(x, _below(x) * gamma), 2, align=_align, limit=tiling.share)
+# The gradient of gamma comes first, since that of data may have the memory of the output gradient or of data.
+_prelu_gradients = GradientKernel(
+    lambda p, g, x, gamma: (
+        g * where(f.greater(x, 0), 1, cast(gamma, "float")),
+        f.minimum(x, 0) * g,
+    ),
+    3, groups=((1,), (0,)), sums=True, overlaps=(0, 1), compute="float", align=_align,
+)  # fmt: skip
+_KERNELS: dict[str, Kernel] = {"rrelu": _random_forward, "prelu": _prelu}
 _FORWARD_KERNEL = ChosenKernel(lambda params: (_KERNELS.get(params["act_type"], _formula), params), elementwise=True)
 _BACKWARD_KERNELS: dict[str, Kernel] = {
     "rrelu": FormulaKernel(lambda p, g, slope: g * slope, 2),
-    "prelu": prelu_backward,
+    "prelu": _prelu_gradients,
 }
 
 
 def _workspace(params: Params, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     shape, dtype = inputs[0]
     if params["act_type"] == "rrelu":
-        return block_bytes(math.prod(shape), [np.dtype(np.float32), BOOL, dtype])
+        return block_bytes(math.prod(shape), _random_scratch(dtype))
     return _FORWARD_KERNEL.workspace(params, inputs, outputs)
 
 
