@@ -1,8 +1,7 @@
 """Arithmetic, extrema, comparisons and logic: of two arrays, or of an array and a number.
 
-:func:`arithmetic` declares an operation once, and all its operators follow. The gradients of two arrays are computed by
-``binary_gradients.py``. A number is converted to the array's dtype first, so integers stay integers:
-``int32 array + 1.5`` adds 1, as in MXNet.
+:func:`arithmetic` declares an operation once, and all its operators follow. A number is converted to the array's dtype
+first, so integers stay integers: ``int32 array + 1.5`` adds 1, as in MXNet.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import InplacePair, Op, Param
-from weftplan.ops.elementwise.binary_gradients import sum_backward
+from weftplan.ops.elementwise.sum_gradients import sum_backward
 from weftplan.ops.elementwise.rows import ONNX, row
 
 SUM_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
