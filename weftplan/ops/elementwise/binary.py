@@ -28,8 +28,8 @@ from weftplan.ops.core.rules import (
     zero_gradient,
 )
 from weftplan.ops.core.schema import InplacePair, Op, Param
-from weftplan.ops.elementwise.sum_gradients import sum_backward
 from weftplan.ops.elementwise.rows import ONNX, row
+from weftplan.ops.elementwise.sum_gradients import sum_backward
 
 SUM_INPLACE = (InplacePair(0, 0), InplacePair(0, 1))
 """For backward operators of sums and differences: either gradient may share the output gradient's memory."""
