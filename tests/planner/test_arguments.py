@@ -23,6 +23,7 @@ EXEMPT = {
     "insert": "a row of one table",
     "gap": "a row of one table",
     "release": "a buffer and its range of bytes",
+    "cut": "a range and the bytes that it loses, for each of a million buffers",
     "hold": "a buffer and its range of bytes",
     "write": "a range of bytes and what it holds",
     "allocate": "asked for every entry of a graph",

@@ -51,7 +51,7 @@ class _FreeRanges:
         self._nonempty |= 1 << k
         self._end_of[start], self.start_of[end] = end, start
 
-    def take(self, start: int, low: int, high: int) -> None:
+    def cut(self, start: int, low: int, high: int) -> None:
         """Remove ``low..high`` from the range that begins at ``start``."""
         end = self._end_of[start]
         if low > start:
@@ -225,10 +225,10 @@ def _served(problem: Problem, limits: Int64 | None, height: int, deadline: Deadl
         if start < 0:
             start = offset = free.first(length)
         if start >= 0:
-            free.take(start, offset, offset + length)
+            free.cut(start, offset, offset + length)
         elif top in free.start_of:
             offset = free.start_of[top]
-            free.take(offset, offset, top)
+            free.cut(offset, offset, top)
             top = offset + length
         else:
             offset, top = top, top + length
