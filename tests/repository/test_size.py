@@ -27,7 +27,7 @@ LIMITS = {
     "tests/models": 161,
     "tests/ndarray": 3_205,
     "tests/ops": 9_251,
-    "tests/planner": 8_469,
+    "tests/planner": 8_470,
     "tests/profiler": 815,
     "tests/report": 642,
     "tests/repository": 3_226,
