@@ -20,11 +20,11 @@ UNKNOWN_TO_STUBS = "Add an activation"
 def test_examples_pass_mypy_and_ruff(tmp_path: Path) -> None:
     """Every example that is not a test passes ``mypy --strict``, ``ruff check`` and ``ruff format --check``."""
     sections = [blocks for title, blocks in SECTIONS.items() if blocks and title != UNKNOWN_TO_STUBS]
-    for number, blocks in enumerate(sections):
-        for block in [block for block in blocks if "\ndef test_" not in block]:
-            (tmp_path / f"example_{number}.py").write_text(block, encoding="utf-8")
+    blocks = [block for blocks in sections for block in blocks if "\ndef test_" not in block]
+    for number, block in enumerate(blocks):
+        (tmp_path / f"example_{number}.py").write_text(block, encoding="utf-8")
     files = [str(path) for path in sorted(tmp_path.glob("*.py"))]
-    assert len(files) == len(sections)
+    assert len(files) >= len(sections)
     for tool in (["mypy", "--strict", "--config-file"], ["ruff", "check", "--config"], ["ruff", "format", "--config"]):
         check = ["--check"] if "format" in tool else []
         command = [sys.executable, "-m", *tool, "pyproject.toml", *check, *files]
