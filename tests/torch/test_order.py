@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,21 +13,7 @@ from tests.torch.models import Branches, real_peak, step_of  # noqa: E402
 from weftplan.planner.choose_order import ChosenOrder  # noqa: E402
 from weftplan.torch import budget, choice  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
-
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give each test an empty cache of measurements, an empty compiler cache and one thread."""
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_compiler")]  # warnings of PyTorch
 
 
 def test_the_searched_order_lowers_the_peak() -> None:

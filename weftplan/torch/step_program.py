@@ -229,7 +229,7 @@ class Joint:
         )
 
     def _fixed_order(self) -> list[list[int]]:
-        """Return the nodes of :meth:`program` that each step must follow, apart from the makers of what it reads.
+        """Return the nodes of :meth:`program` that each step must follow, apart from the makers of its inputs.
 
         Random steps keep their order, and so do a mutation and all steps that read one of its arguments.
         """

@@ -248,7 +248,7 @@ class FormulaKernel(BoundKernel):
         return take_bytes(*self.plan(params, inputs, outputs).scratch)
 
     def plan(self, params: Params, inputs: Sequence[SpecLike | None], outputs: Sequence[SpecLike | None]) -> Any:
-        """Return what a call needs to know, from its parameters, shapes and dtypes; such plans are cached."""
+        """Return the plan of a call, which depends on its parameters, shapes and dtypes; plans are cached."""
         specs = [None if spec is None else (spec.shape, spec.dtype) for spec in (*inputs, *outputs)]
         full = specs[self.full]
         assert full is not None
