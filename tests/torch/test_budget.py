@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +14,22 @@ from weftplan.errors import BudgetError  # noqa: E402
 from weftplan.torch import backend, budget, partition  # noqa: E402
 from weftplan.torch.private_compile import aot_autograd, eager  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_compiler")]  # warnings of PyTorch
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 MODELS: dict[str, Callable[[], Any]] = {"decoder": Decoder, "convolutions": Convolutions}
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test an empty cache of measurements, an empty compiler cache and one thread."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
 
 
 def budget_wrapper(most: int | str, **options: Any) -> Callable[[Any], Any]:

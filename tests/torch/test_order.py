@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
 from tests.torch.models import Branches, real_peak, step_of  # noqa: E402
+from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.planner.choose_order import ChosenOrder  # noqa: E402
 from weftplan.torch import budget, choice  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_compiler")]  # warnings of PyTorch
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 
 
 def test_the_searched_order_lowers_the_peak() -> None:
