@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from tests.support.checkout import share_checkout
@@ -67,6 +68,12 @@ def pytest_collection_finish(session):
     """Exclude the tests from later garbage collections."""
     set_aside()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path, parent):
+    """Collect the tests of a file before its doctests, which ignore errors of import: the tests would be lost, too."""
+    return sorted((yield), key=lambda collector: isinstance(collector, DoctestModule))
 
 
 @pytest.hookimpl(trylast=True)

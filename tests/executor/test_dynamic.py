@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.executor.dynamic_runs import deep, network, run, settled
+from tests.executor.dynamic_runs import deep, network, run, wait_until_freed
 from weftplan import device, storage
 from weftplan.errors import BindError, ConfigError, MXNetError, OutOfMemoryError
 from weftplan.executor.dynamic import DynamicExecutor
@@ -94,7 +94,7 @@ def test_running_out_in_the_middle_of_a_run(dynamic):
         executor.backward([mx.nd.ones(o.shape, ctx=ctx) for o in executor.outputs])
         mx.nd.waitall()
         del executor
-        assert settled(resource).requested_bytes == 0
+        assert wait_until_freed(resource).requested_bytes == 0
 
 
 def test_reshape(dynamic):

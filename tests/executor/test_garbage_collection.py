@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import weftplan as mx
-from tests.executor.dynamic_runs import CONTEXTS, deep, run, settled
+from tests.executor.dynamic_runs import CONTEXTS, deep, run, wait_until_freed
 from weftplan import device, storage
 from weftplan.executor.dynamic import Collector, DynamicExecutor
 from weftplan.storage import AutoGrowth, RawResource, StatisticsResource
@@ -31,7 +31,7 @@ def test_same_bits_whatever_is_collected(monkeypatch, ctx, gb, fraction, scope):
         for ours, theirs in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         del executor
-        assert settled(resource).requested_bytes == 0
+        assert wait_until_freed(resource).requested_bytes == 0
 
 
 def measure_run(symbol=deep, is_train=True, backward=True):
@@ -55,7 +55,7 @@ def measure_run(symbol=deep, is_train=True, backward=True):
         now = resource.statistics()
         peak, end, total = now.peak_requested_bytes - before, now.requested_bytes - before, executor.memory_plan.peak
         del executor
-        assert settled(resource).requested_bytes == 0
+        assert wait_until_freed(resource).requested_bytes == 0
     return peak, end, total
 
 

@@ -10,7 +10,7 @@ import pytest
 import weftplan as mx
 from weftplan.ops.fusion.shared_gradient import SHARED_GRADIENT
 from weftplan.planner import PlanOptions, plan_symbol, validate
-from weftplan.planner.symbolic import infer
+from weftplan.planner.symbolic.passes import sizes
 from weftplan.planner.symbolic.passes.batch_weight_gradients import MAX_LAYERS, ROWS
 
 BATCH, WIDTH, HIDDEN, STEPS = 4, 24, 12, 14
@@ -149,11 +149,11 @@ def test_shapes_are_solved_once(monkeypatch):
     """Shapes are inferred once, for the forward graph; shapes of gradients and of new nodes follow from them."""
     solved = []
 
-    def complete(graph, stop, *known, solve=infer._complete):
-        solved.append(stop)
-        return solve(graph, stop, *known)
+    def counted(nodes, seeds, *, edges=None, solve=sizes.infer_shapes):
+        solved.append(len(nodes))
+        return solve(nodes, seeds, edges=edges)
 
-    monkeypatch.setattr(infer, "_complete", complete)
+    monkeypatch.setattr(sizes, "infer_shapes", counted)
     for no_bias in (False, True):
         net, shapes = recurrent(no_bias=no_bias)
         planned = plan_symbol(net, shapes, grad_req="write")
