@@ -28,6 +28,9 @@ if sys.dont_write_bytecode:
 
 os.environ.setdefault("WEFTPLAN_PROGRESS", "0")  # else a child's loop on a slow machine could print a progress line
 
+# With it print writes its arguments one by one, and the lines of ranks that share a pipe mix. Some tests set it.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 settings.register_profile(
     "weftplan", deadline=None, derandomize=not FRESH, suppress_health_check=[HealthCheck.too_slow]
 )

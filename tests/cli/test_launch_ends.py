@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import pytest
 import weftplan as mx
 from tests.kvstore.ranks import need_mpi, run_ranks
 from tests.kvstore.test_failed_ranks import ROOT, launched
+from weftplan.cli.launch.mpiexec import mpiexec_command
 from weftplan.errors import KVStoreError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -180,6 +182,23 @@ def test_next_launch_removes_folders_of_killed_launchers(tmp_path: Path):
         assert len(there) == 1
         assert there != [left]
         assert list(folder.glob("weftplan-job-*")) == []
+
+
+def test_files_of_a_killed_mpiexec_with_the_same_number(tmp_path: Path):
+    """A job starts although an mpiexec that was killed has left the files of its number in the temporary folder."""
+    need_mpi()
+    host = socket.gethostname().partition(".")[0]
+    leave = f'mkdir ompi.$$ && touch ompi.$$/pmix.{host}.tool ompi.$$/pmix.{host}.tool.$$ && exec "$@"'
+    job = mpiexec_command(1, None, ("echo", "started"), session=tmp_path / "job")
+    done = subprocess.run(
+        ["sh", "-c", leave, "sh", *job],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "started\n", done.stderr
 
 
 @pytest.mark.parametrize(("store", "reported"), [("local", True), ("dist_sync", False)])

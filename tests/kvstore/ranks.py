@@ -82,7 +82,7 @@ def run_ranks(
     need_mpi()
     script = folder / "ranks.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    command = mpiexec_command(count, None if hosts is None else hosts.file, (str(script),))
+    command = mpiexec_command(count, None if hosts is None else hosts.file, (str(script),), session=folder)
     child = subprocess.Popen(
         command if hosts is None else hosts.on_first(command),
         env={**os.environ, **environment(), "OMP_NUM_THREADS": "1", "FOLDER": str(folder), **variables},

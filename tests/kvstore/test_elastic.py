@@ -298,7 +298,7 @@ def test_the_example_of_the_document(tmp_path: Path):
         with subprocess.Popen(
             [sys.executable, "-m", "weftplan", "launch", "-n", "2", "--restarts", "1", "--elastic", "train.py"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

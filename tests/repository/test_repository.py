@@ -289,3 +289,12 @@ def test_text_walk_sees_the_sources():
     for sample, pattern in zip(samples, FORBIDDEN.values(), strict=True):
         assert re.search(pattern, sample)
     assert not re.search(FORBIDDEN["an absolute path of one machine"], "bench/wo" + "rk/a and x.org/ho" + "me/a")
+
+
+def test_a_test_file_that_cannot_be_imported_is_an_error(tmp_path: Path):
+    """Collection fails for a test file that imports a missing module; the collector of doctests would skip it."""
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "tests.conftest", "-c", "pyproject.toml"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    assert "No module named 'no_such_module'" in done.stdout

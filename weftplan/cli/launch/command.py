@@ -99,7 +99,7 @@ def command(
         for start in range(restarts + 1):
             file = folder / f"ends{start}"
             file.touch()
-            arguments = mpiexec_command(workers, hostfile, program, recovers=recovers, record=str(file))
+            arguments = mpiexec_command(workers, hostfile, program, recovers=recovers, record=str(file), session=folder)
             status, ended_by, stopped = _run(arguments, file)
             if ended_by:
                 raise click.exceptions.Exit(128 + ended_by)

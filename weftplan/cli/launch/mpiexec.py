@@ -24,6 +24,7 @@ def mpiexec_command(
     *,
     recovers: bool = True,
     record: str = "-",
+    session: Path | None = None,
 ) -> list[str]:
     """Return the command that starts ``program`` in ``workers`` processes.
 
@@ -33,6 +34,9 @@ def mpiexec_command(
         program: a script, ``-m`` with a module, ``weftplan`` with a command, or any program; and its arguments.
         recovers: the other processes continue if one dies; otherwise its death ends all of them.
         record: the file to which Python programs append their exits, or ``-``.
+        session: a folder of this job alone, for mpiexec's own files on this machine. By default they are in
+            ``ompi.PID`` below the temporary folder. A killed mpiexec leaves them there, and a later one to which the
+            system gives the same number does not start (Open MPI 5.0.11).
 
     Raises:
         click.ClickException: there is no mpiexec.
@@ -49,6 +53,8 @@ def mpiexec_command(
     settings = [(name.removeprefix("OMPI_MCA_"), value) for name, value in environment().items()]
     if hostfile is None and "OMPI_MCA_btl" not in os.environ:
         settings.append(SINGLE_HOST)
+    if session is not None:
+        settings.append(("prte_local_tmpdir_base", str(session)))
     for name, value in settings:
         command += ["--mca", name, value]
     if not sys.stdout.isatty():  # mpiexec gives processes terminals of its own, but a pipe is to hold plain lines
