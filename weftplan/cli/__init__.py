@@ -11,6 +11,7 @@ import errno
 import importlib
 import importlib.util
 import io
+import os
 import re
 import shutil
 import sys
@@ -141,10 +142,21 @@ def _reported() -> Iterator[None]:
             raise  # the reader has closed the pipe: click exits quietly
         text = in_words(error)
         if error.filename is None:
+            _drop_unwritten()
             text = f"cannot write the output: {text}"
         elif error.errno in _WRITING:
             text = f"cannot write {text}"
         raise _fitted(click.ClickException(text)) from error
+
+
+def _drop_unwritten() -> None:
+    """Discard output that cannot be written; Python would try again at its exit, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 _UNIT = re.compile(r"unexpected extra argument \(([kmgt]?i?b|%)\)", re.IGNORECASE)
