@@ -46,6 +46,7 @@ def record() -> dict[str, dict[str, list[str]]]:
     register, provide, planner_op = registry.register, implementations.provide, registry.register_planner_op
     registry._MODULES.clear()
     registry._MODULE_OF.clear()
+    registry.is_packaged = lambda name: True  # a check of declarations would need operators of later modules
     for provided in implementations._PROVIDED.values():
         provided.modules.clear()
 
@@ -57,13 +58,14 @@ def record() -> dict[str, dict[str, list[str]]]:
         module = frame.f_globals["__name__"].removeprefix("weftplan.")
         tables[table].setdefault(module, []).extend(names)
 
-    def recorded_register(op: Op) -> Op:
-        for name in (op.name, *op.aliases):  # a failed import may have registered them
-            registry._OPS.pop(name, None)
-            registry._ALIASES.pop(name, None)
-        note("OPERATORS", op.name)
-        note("ALIASES", *op.aliases)
-        return register(op)
+    def recorded_register(*ops: Op) -> Op:
+        for op in ops:
+            for name in (op.name, *op.aliases):  # a failed import may have registered them
+                registry._OPS.pop(name, None)
+                registry._ALIASES.pop(name, None)
+            note("OPERATORS", op.name)
+            note("ALIASES", *op.aliases)
+        return register(*ops)
 
     def recorded_provide(op: str, implementation: Implementation, *, on: str = "host") -> None:
         note({"host": "HOST", "gpu": "GPU"}[on], op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -18,10 +19,10 @@ from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.lowering import lower
 from weftplan.ops.core.params import p_float
-from weftplan.ops.core.rules import floats_only
+from weftplan.ops.core.rules import floats_only, grad
 from weftplan.ops.core.schema import OpContext, Param, TensorSpec
 from weftplan.ops.elementwise import binary
-from weftplan.ops.elementwise.rows import row
+from weftplan.ops.elementwise.rows import ONNX, row
 
 FORMULAS = [name for name in sorted(registry.names(aliases=False))
             if isinstance(registry.get(name).forward, FormulaKernel)]  # fmt: skip
@@ -256,6 +257,12 @@ def test_exponent_of_bools_is_converted():
 
 
 _A = Param("a", p_float, 1.0)
+_BY_A = {"choices": {"big": lambda p: p["a"] > 1.0}, "examples": ({}, {"a": 2.0})}
+
+
+def registered() -> list[Any]:
+    """Return all that a declaration changes: the operators, their aliases, and their names in ONNX."""
+    return [dict(table) for table in (registry._OPS, registry._ALIASES, ONNX)]
 
 
 def test_rows_are_refused_by_name():
@@ -263,30 +270,109 @@ def test_rows_are_refused_by_name():
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("unknown function 'exq'", {"formula": "exq"}),
         ("unknown function 'exq'", {"formula": lambda x: f.exq(x)}),
-        ("expected 3: g, x, y; no other is kept", {"formula": "exp", "grad": lambda g, x, y, z: z}),
+        ("unknown function 'exq'", {"formula": lambda p, x: f.exq(x) if p.big else x, "params": (_A,), **_BY_A}),
+        ("a function of 3 values: g, x, y; no other is kept", {"formula": "exp", "grad": lambda g, x, y, z: z}),
+        ("a function of 1 values: x", {"formula": 3}),
         ("its dtype rule says float32", {"formula": lambda x: cast(f.exp(x), np.dtype(np.float64))}),
-        ("its dtype rule refuses int32", {"formula": "exp", "integer": lambda x: x, "infer_dtype": floats_only("")}),
+        ("formula for integers, which", {"formula": "exp", "integer": lambda x: x, "infer_dtype": floats_only("")}),
+        ("dtype rule for float32: ZeroDivisionError", {"formula": "exp", "infer_dtype": lambda p, ins, outs: 1 / 0}),
+        ("expected the dtypes of all", {"formula": "exp", "infer_dtype": lambda p, ins, outs: (ins, [None])}),
         ("branches on a parameter", {"formula": lambda p, x: x if p.a > 0 else -x, "params": (_A,)}),
         ("branches on a parameter", {"formula": lambda p, x: {1.0: x}[p.a], "params": (_A,)}),
         ("branches on the elements", {"formula": lambda x: x if x else -x}),
+        ("use `f.equal`", {"formula": lambda x: where(x == 2, 1, x)}),
+        ("maximum recursion", {"formula": (endless := lambda x: endless(x))}),
         ("does not support ufuncs", {"formula": "exp", "grad": lambda g, x, y: g * np.exp(x)}),
         ("has no attribute 'exp'", {"formula": "exp", "grad": lambda g, x, y: g * x.exp()}),
         ("returns .None,., expected one expression", {"formula": "exp", "grad": lambda g, x, y: None}),
         ("expected one expression", {"formula": lambda x: (x, x)}),
         ("KeyError: 'b'", {"formula": lambda p, x: x * p.b, "params": (_A,)}),
         ("KeyError: 'b'", {"formula": "exp", "grad": lambda p, g, x, y: g * p.b, "params": (_A,)}),
+        ("add an example", {"formula": lambda p, x: x, "params": (_A,), "choices": {"big": lambda p: p["a"] > 1.0}}),
+        ("unknown parameter 'b'", {"formula": lambda p, x: x, "params": (_A,), "examples": ({"b": 1.0},)}),
+        ("default of a: '1'", {"formula": lambda p, x: x * p.a, "params": (Param("a", p_float, "1"),)}),
+        ("different identifiers", {"formula": lambda p, x: x * p.a, "params": (_A, _A)}),
         ("power.. takes from 2", {"formula": "power"}),
         ("integers='slopes'", {"formula": "exp", "integers": "slopes"}),
         ("compute='flaot'", {"formula": "exp", "compute": "flaot"}),
+        ("kind='float32' of cast", {"formula": lambda x: cast(x, "float32") * 2.0}),
+        ("reads x1", {"formula": "exp", "gradient": grad("elemwise_mul", "g0", "x1")}),
+        ("gives elemwise_mul 1 inputs", {"formula": "exp", "gradient": grad("elemwise_mul", "g0")}),
+        ("unknown operator 'nagative'", {"formula": "exp", "gradient": grad("nagative", "g0")}),
+        ("either grad or gradient", {"formula": "exp", "gradient": grad("negative", "g0"), "grad": lambda g, x, y: g}),
     ]  # fmt: skip
+    before = registered()
     for words, options in wrong:
         with pytest.raises(FormulaError, match=f"row 'wrong'.*{words}"):
-            row("wrong", **{"doc": "", **options})
-        assert not registry.contains("wrong")
-        assert not registry.contains("_backward_wrong")
-    with pytest.raises(mx.errors.ParameterError, match="operator 'sign' is registered already"):
-        row("sign", "exp", lambda g, x, y: g, doc="")
-    assert not registry.contains("_backward_sign")
+            row("wrong", **{"doc": "", "onnx": "Wrong", **options})
+        assert registered() == before, words
+
+
+@pytest.mark.parametrize(
+    ("name", "aliases", "words"),
+    [
+        ("sign", (), "operator 'sign' is registered already"),
+        ("wrong", ("free", "sign"), "alias 'sign' of operator 'wrong' is registered already"),
+        ("wrong", ("wrong",), "operator 'wrong' is registered already"),
+        ("wrong", ("_backward_wrong",), "operator '_backward_wrong' is registered already"),
+        ("wrong", "free", "expected identifiers, the aliases in a tuple"),
+        ("not a name", (), "'not a name'.*expected identifiers"),
+    ],
+)
+def test_rows_need_free_names(name: str, aliases: Any, words: str):
+    """A row is registered with all of its names, or not at all."""
+    before = registered()
+    with pytest.raises(mx.errors.ParameterError, match=words):
+        row(name, "exp", lambda g, x, y: g, aliases=aliases, onnx="Wrong", doc="")
+    assert registered() == before
+
+
+def test_gradients_keep_the_values_of_every_choice(monkeypatch: pytest.MonkeyPatch):
+    """A gradient keeps the values that it reads with any choice and any dtype."""
+    for table in ("_OPS", "_ALIASES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    row("bent", lambda p, x: x * x, lambda p, g, x, y: g * (y if p.big else x), params=(_A,), doc="", **_BY_A)
+    assert registry.get("_backward_bent").inputs == ("ograd", "data", "output")
+
+
+_PRODUCT = (lambda g, a, b: g * b, lambda g, a, b: g * a)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("row '_wrong_scalar', float32: unknown function 'exq'", {"formula": lambda a, b: f.exq(a)}),
+        ("operation 'wrong', .*unknown function", {"formula": lambda a, b: a if isinstance(b, Scalar) else f.exq(a)}),
+        ("operation 'wrong': 1 gradients", {"grads": _PRODUCT[:1]}),
+        ("operation 'wrong': 2 gradients, sign=1", {"sign": 1}),
+        ("operation 'wrong', gradients, .*'exq'", {"grads": (_PRODUCT[0], lambda g, a, b: f.exq(g))}),
+        ("operation 'wrong', gradients, .*None", {"grads": (_PRODUCT[0], lambda g, a, b: None)}),
+        ("operation 'wrong', gradients, .*TypeError", {"grads": (_PRODUCT[0], lambda g, a: g)}),
+        ("row '_rwrong_scalar', float32: .*'exq'", {"left": {"formula": lambda p, x: f.exq(x)}}),
+        ("operation 'wrong', int32: .*'exq'", {"integer": lambda a, b: f.exq(a), "right": {"integer": None}}),
+        ("no operator '_nothing_scalar'", {"mirrored": "nothing"}),
+        ("mirrored or left", {"left": {}, "mirrored": "add"}),
+    ],
+)
+def test_operations_are_refused_by_name(words: str, options: dict[str, Any]):
+    """A wrong formula of any of its operators is an error when an operation is declared, and none is registered."""
+    before = registered()
+    with pytest.raises(FormulaError, match=words):
+        binary.arithmetic("wrong", doc="", **{"formula": lambda a, b: a * b, "grads": _PRODUCT,
+                                              "onnx": "Wrong", **options})  # fmt: skip
+    assert registered() == before
+
+
+@pytest.mark.parametrize("taken", ["_rmixed_scalar", "_RMixedScalar", "_Mixed", "broadcast_mixed", "_backward_mixed"])
+def test_operations_need_free_names(taken: str, monkeypatch: pytest.MonkeyPatch):
+    """If any name of an operation is registered already, none of its operators is registered."""
+    for table in ("_OPS", "_ALIASES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    registry.register(dataclasses.replace(registry.get("exp"), name=taken, aliases=()))
+    before = registered()
+    with pytest.raises(mx.errors.ParameterError, match=f"'{taken}'.*is registered already"):
+        binary.arithmetic("mixed", lambda a, b: a * b, "", grads=_PRODUCT, left={}, onnx="Wrong")
+    assert registered() == before
 
 
 def test_an_operation_is_declared_once(monkeypatch: pytest.MonkeyPatch):
@@ -310,9 +396,6 @@ def test_an_operation_is_declared_once(monkeypatch: pytest.MonkeyPatch):
         assert registry.get(name).doc == doc
     assert registry.get("_mixed").with_number == ("_mixed_scalar", "_rmixed_scalar")
     assert registry.get("_RMixedScalar") is registry.get("_rmixed_scalar")
-    with pytest.raises(FormulaError, match="row '_wrong_scalar', float32: unknown function 'exq'"):
-        binary.arithmetic("wrong", lambda a, b: f.exq(a), "")
-    assert not [name for name in registry.names() if "wrong" in name]
 
 
 def test_arrays_know_all_comparisons():

@@ -1,5 +1,7 @@
 """Optimizer steps and counts over arrays: contract, blocks, memory, precision, states, wrong inputs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ from tests.support.together import operator, together
 from weftplan.errors import DTypeError, MXNetError, ParameterError, ShapeError
 from weftplan.ops.core import registry, tiling
 from weftplan.ops.core.expression import FormulaError, f
+from weftplan.ops.core.params import p_float
+from weftplan.ops.core.schema import Param
+from weftplan.ops.optimizer.step import COMMON as SHARED
 from weftplan.ops.optimizer.step import COPY, LR, step
 
 
@@ -262,16 +267,35 @@ def test_wrong_inputs(op, arrays, params, error, words):
 
 
 @pytest.mark.parametrize(
-    ("formula", "words"),
+    ("words", "options"),
     [
-        (lambda p, w, g, mom: (f.sinus(w), mom), "unknown function 'sinus'"),
-        (lambda p, w, g, mom: (w * p.rate, mom), "rate"),
-        (lambda p, w, g, mom: (w if w else g, mom), "use `where`"),
-        (lambda p, w, g, mom: (w - g * p.lr,), "ValueError"),
+        ("unknown function 'sinus'", {"rule": lambda p, w, g, mom: (f.sinus(w), mom)}),
+        ("unknown function 'sinus'", {"rule": lambda p, w, g, mom: (w if p.clips else f.sinus(w), mom)}),
+        ("unknown function 'sinus'", {"on_copy": lambda p, w, g, mom: (f.sinus(w), mom)}),
+        ("rate", {"rule": lambda p, w, g, mom: (w * p.rate, mom)}),
+        ("use `where`", {"rule": lambda p, w, g, mom: (w if w else g, mom)}),
+        ("expected 2 expressions", {"rule": lambda p, w, g, mom: (w - g * p.lr,)}),
+        ("expected 2 expressions", {"rule": lambda p, w, g, mom: (w - g * p.lr, None)}),
+        ("default of rate", {"params": (LR, Param("rate", p_float, "x"))}),
+        ("different identifiers", {"params": (LR, LR, SHARED[2])}),
+        ("different names", {"others": ("mom", "mom", COPY)}),
+        ("after all states", {"others": (COPY, "mom")}),
+        ("numbers=.'rate',.", {"numbers": ("rate",)}),
+        ("a copy if", {"others": ("mom",), "on_copy": lambda p, w, g, mom: (w, mom)}),
     ],
 )
-def test_wrong_formulas(formula, words):
-    """A step whose formula cannot be computed is refused with its name, and none of its operators is registered."""
-    with pytest.raises(FormulaError, match=f"step 'leap_update': .*{words}"):
-        step("leap_update", formula, ("mom", COPY), (LR,), "A step that is wrong.", in_mxnet=False)
+def test_wrong_steps(words, options):
+    """A step that cannot be computed with every choice is refused by name; none of its operators is registered."""
+    usual = {"rule": lambda p, w, g, mom: (w, mom), "others": ("mom", COPY), "params": (LR, SHARED[2])}
+    with pytest.raises(FormulaError, match=f"step '(mp_)?leap_update'.*{words}"):
+        step("leap_update", doc="A step that is wrong.", in_mxnet=False, **{**usual, **options})
     assert not any(registry.contains(name) for name in ("leap_update", "mp_leap_update"))
+
+
+def test_steps_need_free_names(monkeypatch):
+    """If the multi-precision operator cannot be registered, the plain one is not."""
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    registry.register(replace(registry.get("sgd_update"), name="mp_leap_update", aliases=()))
+    with pytest.raises(ParameterError, match="operator 'mp_leap_update' is registered already"):
+        step("leap_update", lambda p, w, g: (w - g * p.lr,), (COPY,), (LR,), "One step.", in_mxnet=False)
+    assert not registry.contains("leap_update")

@@ -208,6 +208,12 @@ class Expr:
     def __bool__(self) -> bool:
         raise FormulaError("a formula branches on the elements of an array: use `where`")
 
+    def __eq__(self, other: object) -> bool:
+        raise FormulaError("a formula compares an array by an operator of Python: use `f.equal`, `f.less`, …")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __hash__ = object.__hash__
+
     def square(self) -> Expr:
         """Return the square, as a product."""
         return self * self

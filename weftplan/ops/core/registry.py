@@ -26,22 +26,31 @@ _ALIASES: dict[str, Op] = {}
 _PLANNERS: dict[str, Op] = {}
 
 
-def register(op: Op) -> Op:
-    """Add ``op`` under its name and aliases, and return it.
+def register(*ops: Op) -> Op:
+    """Add operators under their names and aliases, and return the first.
 
     Raises:
-        ParameterError: a name is registered already.
+        ParameterError: a name is registered already, given twice, or no identifier; none of ``ops`` is added.
     """
-    for name in (op.name, *op.aliases):
-        if name in _MODULES and f"weftplan.{_MODULES[name]}" not in sys.modules:
-            _load(name)  # the package's own operator of this name comes first
-        if name in _OPS or name in _ALIASES:
-            raise ParameterError(f"operator {name!r} is registered already")
-    _OPS[op.name] = op
-    for alias in op.aliases:
-        # Aliases that end in _v1 are operators of their own in MXNet 1.9.1, which symbol files name.
-        _ALIASES[alias] = replace(op, saved_as=alias) if alias.endswith("_v1") else op
-    return op
+    added: set[str] = set()
+    for op in ops:
+        for name in (op.name, *op.aliases):
+            if not (isinstance(op.aliases, tuple) and isinstance(name, str) and name.isidentifier()):
+                raise ParameterError(
+                    f"operator {op.name!r} with aliases {op.aliases!r}: expected identifiers, the aliases in a tuple"
+                )
+            if name in _MODULES and f"weftplan.{_MODULES[name]}" not in sys.modules:
+                _load(name)  # the package's own operator of this name comes first
+            if name in _OPS or name in _ALIASES or name in added:
+                what = f"operator {name!r}" if name == op.name else f"alias {name!r} of operator {op.name!r}"
+                raise ParameterError(f"{what} is registered already")
+            added.add(name)
+    for op in ops:
+        _OPS[op.name] = op
+        for alias in op.aliases:
+            # Aliases that end in _v1 are operators of their own in MXNet 1.9.1, which symbol files name.
+            _ALIASES[alias] = replace(op, saved_as=alias) if alias.endswith("_v1") else op
+    return ops[0]
 
 
 def _load(name: str) -> bool:

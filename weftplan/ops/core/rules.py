@@ -266,11 +266,13 @@ def backward(
     aux: tuple[int, ...] = (),
     random: bool = False,
     workspace: Callable[[Params, Sequence[TensorSpec], Sequence[TensorSpec]], int] | None = None,
+    registers: bool = True,
 ) -> Op:
     """Register and return the operator ``name``, by default ``_backward_<forward>``, that computes gradients.
 
     Its output k is the gradient of input ``grad_inputs[k]`` of ``forward``. If the gradient rule passes the forward
-    parameters to the node, ``params`` must be those of the forward operator.
+    parameters to the node, ``params`` must be those of the forward operator. ``registers``: False: only return it, for
+    a caller that registers several operators or none.
     """
 
     def names_of(indices: tuple[int, ...]) -> tuple[str, ...]:
@@ -283,25 +285,24 @@ def backward(
         names = lambda values: names_of(gradients(values))  # noqa: E731
     else:
         names = names_of(grad_inputs)
-    return register(
-        Op(
-            name=name or f"_backward_{forward.lstrip('_')}",
-            forward=kernel,
-            infer_shape=pass_shape,
-            infer_dtype=pass_dtype,
-            params=params,
-            inputs=inputs,
-            outputs=names,
-            inplace=inplace,
-            ignored_inputs=ignored_inputs,
-            aux=aux,
-            random=random,
-            workspace=workspace,
-            backward_of=forward,
-            grad_inputs=grad_inputs,
-            doc=f"Gradients of {forward}.",
-        )
+    op = Op(
+        name=name or f"_backward_{forward.lstrip('_')}",
+        forward=kernel,
+        infer_shape=pass_shape,
+        infer_dtype=pass_dtype,
+        params=params,
+        inputs=inputs,
+        outputs=names,
+        inplace=inplace,
+        ignored_inputs=ignored_inputs,
+        aux=aux,
+        random=random,
+        workspace=workspace,
+        backward_of=forward,
+        grad_inputs=grad_inputs,
+        doc=f"Gradients of {forward}.",
     )
+    return register(op) if registers else op
 
 
 def take_bytes(*specs: TensorSpec | tuple[Shape, DType]) -> int:

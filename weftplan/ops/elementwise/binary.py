@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weftplan.ops.core.expression import BOOL, Expr, Parameters, Scalar, f, quotient, where
+from weftplan.ops.core.declaration import check_kernel, inferred_dtypes
+from weftplan.ops.core.expression import BOOL, Expr, FormulaError, Parameters, Scalar, f, quotient, where
 from weftplan.ops.core.formula_kernel import FormulaKernel, Integers
 from weftplan.ops.core.gradient_kernel import GradientKernel
 from weftplan.ops.core.kernels import converted
 from weftplan.ops.core.params import p_bool, p_float
-from weftplan.ops.core.registry import get, register
+from weftplan.ops.core.registry import contains, get, is_packaged, register
 from weftplan.ops.core.rules import (
     ADDITIVE_INPLACE,
     backward,
@@ -86,12 +87,20 @@ def arithmetic(
         in_mxnet: whether MXNet has the operation.
 
     Raises:
-        FormulaError: a formula is wrong; see :func:`row`.
+        FormulaError: a formula is wrong, see :func:`row`, or there is not one gradient for each operand; nothing is
+            registered.
+        ParameterError: a name is registered already.
     """
+    if len(grads) not in (0, 2) or sign not in (-1, 0, 1) or (sign and grads) or (mirrored and left is not None):
+        raise FormulaError(
+            f"operation {word!r}: {len(grads)} gradients, sign={sign}, mirrored={mirrored!r}, left={left}: expected "
+            f"two gradients, a sign of 1 or -1, or neither; and mirrored or left, or neither"
+        )
     number_word = number_word or word
+    ops: list[Op] = []
 
     def with_number(k: int, letter: str, operands: Sequence[str], options: Options) -> str:
-        """Register the operator whose operand ``k`` is the array; return its name."""
+        """Declare the operator whose operand ``k`` is the array; return its name."""
 
         def order(x: object, scalar: object) -> tuple[object, object]:
             return (scalar, x) if k else (x, scalar)
@@ -106,8 +115,8 @@ def arithmetic(
             "doc": doc.format(*operands, "data"),
         }
         alias = f"_{letter.upper()}{number_word.title().replace('_', '')}Scalar"
-        row(f"_{letter}{number_word}_scalar", params=SCALAR, integers=integers, aliases=(alias,), onnx=onnx,
-            in_mxnet=in_mxnet, **{**derived, **options})  # fmt: skip
+        row(f"_{letter}{number_word}_scalar", params=SCALAR, integers=integers, aliases=(alias,),
+            in_mxnet=in_mxnet, collect=ops, **{**derived, **options})  # fmt: skip
         return f"_{letter}{number_word}_scalar"
 
     right_name = with_number(0, "", ("data", "scalar"), right or {})
@@ -131,28 +140,37 @@ def arithmetic(
         gradient = grad(target, "g0", "x0", "x1") if grads else zero_gradient
         if sign:  # both gradients of an elementwise sum are the output's gradient itself
             gradient = same_gradient if is_equal and sign > 0 else grad(target, "g0", params={})
-        if onnx:
-            ONNX[name] = onnx
-        register(
-            Op(
-                name=name,
-                forward=forward,
-                infer_shape=same_shape if is_equal else broadcast_shape,
-                infer_dtype=same_dtype,
-                inputs=("lhs", "rhs"),
-                gradient=gradient,
-                inplace=ADDITIVE_INPLACE,
-                aliases=tuple(aliases),
-                with_number=(right_name, left_name),
-                in_mxnet=in_mxnet,
-                doc=f"{doc.format('lhs', 'rhs', 'the inputs')} Shapes {'must be equal' if is_equal else 'broadcast'}.",
-            )
+        op = Op(
+            name=name,
+            forward=forward,
+            infer_shape=same_shape if is_equal else broadcast_shape,
+            infer_dtype=same_dtype,
+            inputs=("lhs", "rhs"),
+            gradient=gradient,
+            inplace=ADDITIVE_INPLACE,
+            aliases=tuple(aliases),
+            with_number=(right_name, left_name),
+            in_mxnet=in_mxnet,
+            doc=f"{doc.format('lhs', 'rhs', 'the inputs')} Shapes {'must be equal' if is_equal else 'broadcast'}.",
         )
+        ops.append(op)
         if grads:
             inplace = elementwise_inplace if is_equal else PRODUCT_INPLACE
-            backward(name, sides, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), inplace=inplace)
+            ops.append(backward(name, sides, ("ograd", "lhs", "rhs"), grad_inputs=(0, 1), inplace=inplace,
+                                registers=False))  # fmt: skip
         elif sign and gradient is not same_gradient:
-            backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=SUM_INPLACE)
+            ops.append(backward(name, sum_backward(sign), ("ograd",), grad_inputs=(0, 1), inplace=SUM_INPLACE,
+                                registers=False))  # fmt: skip
+    if not is_packaged(first):
+        if mirrored and not contains(left_name):
+            raise FormulaError(f"operation {word!r}: mirrored={mirrored!r}, but there is no operator {left_name!r}")
+        for params, dtypes, output in inferred_dtypes(f"operation {word!r}", op, [{}]):
+            check_kernel(f"operation {word!r}", forward, params, dtypes, [output])
+            if grads:
+                check_kernel(f"operation {word!r}, gradients", sides, params, [output, *dtypes], dtypes)
+    register(*ops)
+    if onnx:
+        ONNX.update((op.name, onnx) for op in ops if not op.backward_of)
 
 
 _COPY: Options = {"gradient": grad("_copy", "g0", params={})}
@@ -199,6 +217,7 @@ arithmetic(
     integers="zero",
     right={
         "choices": {"by_zero": lambda p: p["scalar"] == 0},
+        "examples": ({}, {"scalar": 0.0}),
         "formula": lambda p, x: 0 if p.by_zero else f.remainder(x, number(p)),
         "doc": "Remainder of data / scalar with the scalar's sign.",
     },

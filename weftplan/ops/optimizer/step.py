@@ -8,16 +8,18 @@ its output is the copy rounded to the weight's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
 
+from weftplan.ops.core.declaration import check_kernel, check_names, inferred_dtypes, parsed_examples
 from weftplan.ops.core.expression import Expr, FormulaError, Parameters, Scalar, cast
 from weftplan.ops.core.formula_kernel import FormulaKernel
 from weftplan.ops.core.params import p_bool, p_float, p_int
 from weftplan.ops.core.registry import is_packaged, register
 from weftplan.ops.core.rules import UNARY_INPLACE, floats_only, merge_dtype, merge_shape
-from weftplan.ops.core.schema import REQUIRED, Op, OpContext, Param, Params, TensorSpec
+from weftplan.ops.core.schema import Op, Param, Params
 
 Rule = Callable[..., tuple[Expr, ...]]
 """``rule(p, weight, grad, *others)`` is the formula of a step; it returns the new weight and the new states."""
@@ -115,17 +117,14 @@ def _on_copy(rule: Rule, copy: int, *, is_direction: bool) -> Rule:
     return mixed
 
 
-def _check(op: Op) -> None:
-    """Compute one element, so that a wrong formula is an error when its step is declared."""
-    params = {param.name: 1.0 if param.default is REQUIRED else param.default for param in op.params}
-    *arrays, out = (np.ones(1, WIDE) for _ in (*op.input_names(params), "output"))
-    specs = [TensorSpec(array.shape, array.dtype) for array in arrays]
-    try:
-        scratch = np.empty(op.workspace_bytes(params, specs, specs[:1]), np.uint8)
-        with np.errstate(all="ignore"):
-            op.forward(OpContext(np, workspace=scratch), params, arrays, [out])
-    except Exception as error:
-        raise FormulaError(f"step {op.name!r}: {type(error).__name__}: {error}") from error
+def _check(op: Op, kernel: FormulaKernel) -> None:
+    """Trace and compute a step with every choice, so that a wrong formula is an error when the step is declared."""
+    what = f"step {op.name!r}"
+    check_names(what, op)
+    values = {one.name: (0, 1) if one.parse is p_bool else (-1, 0, 1) for one in op.params if one.name in _CHOICES}
+    examples = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+    for params, inputs, output in inferred_dtypes(what, op, parsed_examples(what, op, examples)):
+        check_kernel(what, kernel, params, inputs, [output])
 
 
 def step(
@@ -160,8 +159,19 @@ def step(
     Raises:
         FormulaError: the formula has an unknown function or parameter, branches on an array, or does not return the new
             weight and each state; the message has the name of the step, and no operator is registered.
+        ParameterError: a name is registered already; no operator is registered.
     """
     ops: list[Op] = []
+    if (
+        len({"weight", gradient, *others, "output"}) < len(others) + 3
+        or not {*numbers, *single} <= {*others}
+        or (COPY in others and not {*others[others.index(COPY) + 1 :]} <= {*numbers})
+        or (on_copy is not None and COPY not in others)
+    ):
+        raise FormulaError(
+            f"step {name!r}: inputs weight, {gradient}, {', '.join(others)}, numbers={numbers}, single={single}: "
+            f"expected different names, {COPY} after all states, and a copy if there is a formula on it"
+        )
     choices = dict(_CHOICES[param.name] for param in params if param.name in _CHOICES)
     for mixed in (False, True) if COPY in others else (False,):
         own, kernel_rule, base, wide = name, rule, None, {*single}
@@ -175,12 +185,13 @@ def step(
             kernel_rule = _on_copy(on_copy or rule, base - 2, is_direction=is_direction)
             wide = {*arrays} - {"weight", "grad", *([] if is_direction else ["output"])}
             doc = f"{name} on a float32 copy of the weight{'; the direction is float32' if is_direction else ''}."
+        kernel = FormulaKernel(
+            kernel_rule, len(inputs), states=states, overlaps=() if mixed else (0,), choices=choices,
+            numbers=[inputs.index(number) for number in numbers], base=base,
+        )  # fmt: skip
         op = Op(
             name=own,
-            forward=FormulaKernel(
-                kernel_rule, len(inputs), states=states, overlaps=() if mixed else (0,), choices=choices,
-                numbers=[inputs.index(number) for number in numbers], base=base,
-            ),
+            forward=kernel,
             infer_shape=_sharing(own, arrays, merge_shape, numbers, (1,)),
             infer_dtype=floats_only(own, _sharing(own, arrays, merge_dtype, wide, WIDE)),
             params=params,
@@ -190,9 +201,8 @@ def step(
             ignored_inputs=(0,) if mixed else (),
             in_mxnet=in_mxnet,
             doc=doc,
-        )  # fmt: skip
+        )
         if not is_packaged(own):  # tests compute the package's own
-            _check(op)
+            _check(op, kernel)
         ops.append(op)
-    for op in ops:
-        register(op)
+    register(*ops)
