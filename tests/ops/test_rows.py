@@ -238,10 +238,27 @@ def test_arithmetic_of_arrays_is_one_ufunc(dtype: str):
 
 
 def test_bools_take_functions_without_a_loop_of_bools():
-    """Squares, quotients and remainders of bools are computed in another dtype, and converted."""
+    """Differences, squares, quotients and remainders of bools are computed in another dtype, and converted."""
     x, y = mx.nd.array([True, False], dtype=bool), mx.nd.array([True, True], dtype=bool)
     assert mx.nd.square(x).asnumpy().tolist() == mx.nd.elemwise_div(x, y).asnumpy().tolist() == [True, False]
     assert mx.nd._internal._mod_scalar(x, scalar=2).asnumpy().tolist() == [False, False]
+    assert mx.nd.broadcast_mod(x, y).asnumpy().tolist() == [False, False]
+    assert mx.nd.elemwise_sub(x, y).asnumpy().tolist() == mx.nd._internal._minus_scalar(x).asnumpy().tolist()
+    for name in ("negative", "sign", "relu"):
+        assert getattr(mx.nd, name)(x).asnumpy().tolist() == [True, False]
+
+
+def test_operators_that_accept_bools_compute_them():
+    """No formula calls a function of NumPy that refuses bools, unless its operator does."""
+    for name in FORMULAS:
+        op = registry.get(name)
+        count = len(op.input_names(params_of(name)))
+        try:
+            (out,) = op.infer_dtype(params_of(name), [np.dtype(bool)] + [None] * (count - 1), [None])[1]
+        except mx.errors.DTypeError:
+            continue
+        if op.backward_of is None:
+            computed(name, [np.arange(4) > k for k in range(count)], np.empty(4, out))
 
 
 def test_exponent_of_bools_is_converted():

@@ -240,7 +240,8 @@ class _Lowering:
         elif expr.op == "select":
             if arguments[2] != target:
                 self.lines.append(f"xp.copyto({target}, {arguments[2]})")
-            self.lines.append(f"xp.copyto({target}, {arguments[1]}, where={arguments[0]})")
+            words = ", casting='unsafe'" if self.dtype_at(target) == BOOL else ""  # a number need not be a bool
+            self.lines.append(f"xp.copyto({target}, {arguments[1]}{words}, where={arguments[0]})")
         elif expr.op == "clip":
             self.lines.append(f"xp.clip({', '.join(arguments)}, out={target})")
         elif expr.op == "call":
@@ -263,7 +264,9 @@ class _Lowering:
         """Return the keyword arguments of a function for operands and a result of these dtypes."""
         if expr.is_truth:
             return {} if target == BOOL or is_float(target) else {"casting": "unsafe"}
-        if not is_float(target) and (expr.as_float or is_real(expr.op)):  # NumPy would compute int8 in float16
+        is_refused = target == BOOL and expr.op in ("subtract", "negative", "sign")  # by NumPy, for bools
+        # NumPy would compute int8 in float16.
+        if not is_float(target) and (expr.as_float or is_real(expr.op) or is_refused):
             return {"dtype": float, "casting": "unsafe"}
         has_loop = is_float(target) or (target.kind in "iu" and len(held) == len(expr.args))  # a number may be 0.5
         is_exact = has_loop and set(held) == {target}

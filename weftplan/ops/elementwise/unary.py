@@ -25,7 +25,7 @@ def relu_into(xp: ArrayModule, x: RawArray, out: RawArray) -> None:
         xp.clip(x, 0.0, math.inf, out=out)  # NumPy vectorises clip, but not maximum with a scalar
         xp.add(out, 0.0, out=out)  # clip leaves -0 unchanged
     else:
-        xp.maximum(x, 0, out=out)
+        xp.maximum(x, 0, out=out, casting="unsafe")  # 0 is no bool
 
 
 _DEGREE = math.pi / 180.0
