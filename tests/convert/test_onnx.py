@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ IMAGES = {
     "larger": mx.sym.UpSampling(X, scale=2, sample_type="nearest"),
     "lengths": mx.sym.L2Normalization(X) + mx.sym.L2Normalization(X, mode="channel"),
     "products": mx.sym.dot(mx.sym.Flatten(X), mx.sym.Flatten(X), transpose_b=True),
+    "inverse hyperbolic": mx.sym.arcsinh(X) + mx.sym.arctanh(X) + mx.sym.arccosh(X + 1),
     "dropped": mx.sym.Dropout(mx.sym.BlockGrad(X), p=0.5),
 }
 
@@ -228,6 +231,32 @@ def test_what_cannot_be_said_is_listed(tmp_path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
     with pytest.raises(UnknownOperatorError, match=r"NonMaxSuppression \(1\), Foo \(1\)"):
         import_model(tmp_path / "m.onnx")
+
+
+def test_rows_may_be_declared_after_the_first_model(tmp_path: Path) -> None:
+    """A row's ONNX name is written and read whenever the row is declared; the package's operators are read first."""
+    code = """
+import sys
+import weftplan as mx
+from weftplan.convert.onnx_in import import_model
+from weftplan.convert.onnx_out import export_model
+from weftplan.ops.core.expression import f
+from weftplan.ops.elementwise.rows import row
+from weftplan.symbol import topological_order
+
+def read(name):
+    path = f"{sys.argv[1]}/{name}.onnx"
+    with open(path, "wb") as file:
+        file.write(export_model(getattr(mx.sym, name)(mx.sym.Variable("x")), {}, {}, {"x": (2, 3)}).SerializeToString())
+    return [node.op.name for node in topological_order(import_model(path)[0].entries) if node.op]
+
+read("exp")
+row("fading", lambda x: f.maximum(x, 0) + f.minimum(f.expm1(x), 0), doc="", in_mxnet=False, onnx="Celu")
+row("growing", lambda x: f.exp(x), doc="", in_mxnet=False, onnx="Exp")
+print(read("fading"), read("growing"))
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout == "['fading'] ['exp']\n"
 
 
 def test_a_crop_of_everything_is_refused(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 import weftplan.convert.onnx_in.constants
-import weftplan.convert.onnx_in.elements
 import weftplan.convert.onnx_in.layers
 import weftplan.convert.onnx_in.recurrent
 import weftplan.convert.onnx_in.shapes  # noqa: F401 - they fill the tables
 from weftplan import ndarray as nd
 from weftplan import symbol as sym
 from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_in.elements import add_rows
 from weftplan.convert.onnx_in.external import check_amount, external_tensor
 from weftplan.convert.onnx_in.reading import FOLDS, RULES, OnnxCall, OnnxModel
 from weftplan.errors import FormatError, MXNetError, UnknownOperatorError
@@ -65,6 +65,7 @@ class OnnxFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         self._onnx = onnx_module()
+        add_rows()
         with open_to_read(path) as file:
             content = file.read()
         try:

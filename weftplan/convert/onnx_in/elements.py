@@ -12,21 +12,24 @@ import numpy as np
 
 from weftplan.convert.kinds import ACTIVATIONS, LEAKY_RELU
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_in.reading import OnnxCall, rule
+from weftplan.convert.onnx_in.reading import RULES, OnnxCall, rule
 from weftplan.ops.core import registry
 from weftplan.ops.elementwise import binary, unary  # noqa: F401 - they fill the table of names
 from weftplan.ops.elementwise.rows import ONNX
 from weftplan.symbol import Symbol
 
-_OURS = {
-    **{theirs: ours for ours, theirs in ONNX.items() if not ours.startswith(("_", "elemwise_"))},
-    "Identity": "identity",
-    "Not": "logical_not",
-}
+_OURS = {"Identity": "identity", "Not": "logical_not"}
 """The operator of each elementwise one of ONNX: of two arrays, the operator that broadcasts."""
 
 
-@rule(*_OURS)
+def add_rows() -> None:
+    """Register rules for rows that have been declared since the last call; operators of the package come first."""
+    for ours in sorted(ONNX, key=registry.is_packaged, reverse=True):
+        if not ours.startswith(("_", "elemwise_")):
+            _OURS.setdefault(ONNX[ours], ours)
+    rule(*(_OURS.keys() - RULES.keys()))(_elementwise)
+
+
 def _elementwise(call: OnnxCall) -> Symbol:
     with_number = registry.get(_OURS[call.op]).with_number
     for array, name in enumerate(with_number):
@@ -138,3 +141,6 @@ def _dropout(call: OnnxCall) -> list[Symbol]:
     ratio = float(np.reshape(call.constant(1), -1)[0]) if call.has(1) else call.get("ratio", 0.5)
     result = call.make("Dropout", call.symbol(), p=ratio)
     return [result[0]]
+
+
+add_rows()

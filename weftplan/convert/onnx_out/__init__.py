@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-import weftplan.convert.onnx_out.elements
 import weftplan.convert.onnx_out.layers
 import weftplan.convert.onnx_out.recurrent
 import weftplan.convert.onnx_out.shapes  # noqa: F401 - they fill the table
 from weftplan.convert.library import onnx_module
+from weftplan.convert.onnx_out.elements import add_rows
 from weftplan.convert.onnx_out.writing import RULES, NodeWriter, OnnxGraph
 from weftplan.errors import ShapeError, UnknownOperatorError, listed
 from weftplan.ops.core.schema import Shape
@@ -40,6 +40,7 @@ def export_model(symbol: Symbol, args: Arrays, aux: Arrays, shapes: Mapping[str,
         MXNetError: parameters of an operator that ONNX has no counterpart for; ``onnx`` is not installed.
     """
     onnx = onnx_module()
+    add_rows()
     nodes = topological_order(symbol.entries)
     lost: dict[str, list[str]] = {}
     for node in nodes:

@@ -12,21 +12,21 @@ import numpy as np
 
 from weftplan.convert.kinds import ACTIVATIONS, LEAKY_RELU
 from weftplan.convert.library import onnx_module
-from weftplan.convert.onnx_out.writing import NodeWriter, rule
+from weftplan.convert.onnx_out.writing import RULES, NodeWriter, rule
 from weftplan.ops.elementwise import unary  # noqa: F401 - it fills the table of names
 from weftplan.ops.elementwise.binary import COMPARISONS
 from weftplan.ops.elementwise.rows import ONNX
 
-_THEIRS = {**ONNX, **dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"), "add_n": "Sum"}
+_OTHERS = {**dict.fromkeys(("_copy", "BlockGrad", "MakeLoss", "make_loss"), "Identity"), "add_n": "Sum"}
 _TRUTHS = {theirs for *_, theirs in COMPARISONS if theirs}
 _NOT_EQUAL = ("broadcast_not_equal", "_not_equal", "_not_equal_scalar")
 
 
-@rule(*_THEIRS, *_NOT_EQUAL)
+@rule(*ONNX, *_OTHERS, *_NOT_EQUAL)
 def _elementwise(call: NodeWriter) -> None:
     assert call.node.op is not None
     name, inputs = call.node.op.name, [*call.inputs]
-    theirs = _THEIRS.get(name, "Equal")
+    theirs = {**ONNX, **_OTHERS}.get(name, "Equal")
     if "scalar" in call.params:
         inputs.insert(0 if name.startswith("_r") else 1, call.constant(call.params["scalar"], call.dtype()))
     if theirs not in _TRUTHS:
@@ -35,6 +35,11 @@ def _elementwise(call: NodeWriter) -> None:
     truth = call.emit(theirs, inputs)
     truth = call.emit("Not", [truth]) if name in _NOT_EQUAL else truth
     call.end("Cast", [truth], to=onnx_module().helper.np_dtype_to_tensor_dtype(call.dtype()))
+
+
+def add_rows() -> None:
+    """Register the rule of elementwise operators for rows that have been declared since the last call."""
+    rule(*(ONNX.keys() - RULES.keys()))(_elementwise)
 
 
 @rule("Dropout", "LinearRegressionOutput", "MAERegressionOutput")

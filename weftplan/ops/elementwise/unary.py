@@ -61,9 +61,9 @@ row("arctan", "arctan", lambda g, x, y: g / (x * x + 1.0), onnx="Atan", doc="Inv
 row("sinh", "sinh", lambda g, x, y: f.cosh(x) * g, onnx="Sinh", doc="Hyperbolic sine.")
 row("cosh", "cosh", lambda g, x, y: f.sinh(x) * g, onnx="Cosh", doc="Hyperbolic cosine.")
 row("tanh", "tanh", lambda g, x, y: (1.0 - y * y) * g, onnx="Tanh", doc="Hyperbolic tangent.")
-row("arcsinh", "arcsinh", lambda g, x, y: g / f.sqrt(x * x + 1.0), doc="Inverse hyperbolic sine.")
-row("arccosh", "arccosh", lambda g, x, y: g / f.sqrt(x * x + -1.0), doc="Inverse hyperbolic cosine.")
-row("arctanh", "arctanh", lambda g, x, y: g / (1.0 - x * x), doc="Inverse hyperbolic tangent.")
+row("arcsinh", "arcsinh", lambda g, x, y: g / f.sqrt(x * x + 1.0), onnx="Asinh", doc="Inverse hyperbolic sine.")
+row("arccosh", "arccosh", lambda g, x, y: g / f.sqrt(x * x + -1.0), onnx="Acosh", doc="Inverse hyperbolic cosine.")
+row("arctanh", "arctanh", lambda g, x, y: g / (1.0 - x * x), onnx="Atanh", doc="Inverse hyperbolic tangent.")
 row("degrees", lambda x: x * (1.0 / _DEGREE), lambda g, x, y: g * (1.0 / _DEGREE), doc="Radians to degrees.")
 row("radians", lambda x: x * _DEGREE, lambda g, x, y: g * _DEGREE, doc="Degrees to radians.")
 row(
