@@ -52,7 +52,7 @@ LIMITS = {
     "weftplan/kvstore": 9_642,
     "weftplan/models": 634,
     "weftplan/ndarray": 6_797,
-    "weftplan/ops": 26_886,
+    "weftplan/ops": 26_884,
     "weftplan/planner": 13_049,
     "weftplan/profiler": 780,
     "weftplan/report": 2_673,

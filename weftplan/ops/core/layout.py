@@ -46,6 +46,7 @@ class Layout(NamedTuple):
         block: the shape of the greatest block.
         axes: number of leading axes that are cut.
         number: number of blocks.
+        few: the blocks, if they are so few that they are made only once; else empty.
     """
 
     shapes: tuple[Shape, ...]

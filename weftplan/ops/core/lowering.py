@@ -37,7 +37,6 @@ class LoweredFormula:
     """A lowered formula: its scratch, and the function that binds it.
 
     Attributes:
-        source: the text of ``bind``.
         arrays: names of the inputs.
         bind: ``bind(xp, *constants)`` returns the :data:`Step`.
         constants: numbers and scalars that a call computes once.
@@ -46,7 +45,6 @@ class LoweredFormula:
             input or an index into ``constants``.
     """
 
-    source: str
     arrays: tuple[str, ...]
     bind: Callable[..., Step]
     constants: tuple[Any, ...]
@@ -309,10 +307,9 @@ def lower(
     lines.append(f"    def step({', '.join([*arrays, *low.scratch])}):")
     lines += [f"        {line}" for line in [*low.lines, *copies]]
     lines.append("    return step")
-    text = "\n".join(lines)
     namespace: dict[str, Any] = dict(low.namespace)
-    exec(compile(text, "<formula>", "exec"), namespace)
+    exec(compile("\n".join(lines), "<formula>", "exec"), namespace)
     scratch = tuple((held, frozenset(reads)) for held, reads in low.scratch.values())
     single = low.single if not copies and not scratch and len(results) == 1 else None
     inputs = tuple([name for name in arrays if name not in results])
-    return LoweredFormula(text, inputs, namespace["bind"], tuple(low.constants), scratch, single)
+    return LoweredFormula(inputs, namespace["bind"], tuple(low.constants), scratch, single)
