@@ -241,7 +241,7 @@ def test_nothing_to_pack() -> None:
         (
             ([0], [1], [4]),
             {"order": Precedence([1, 2], [1, 3])},
-            "order: expected a Precedence with 1 users and needed",
+            "order: expected a Precedence with 1 users",
         ),
         (([0], [1], [4]), {"order": [1]}, "order: expected a Precedence"),
         (([0], [1], [4]), {"effort": "huge"}, "effort: expected one of fast, normal, max"),

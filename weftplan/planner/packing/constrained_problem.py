@@ -137,7 +137,7 @@ class PackingProblem:
                     raise PackingError(f"buffer {k} is pinned at bytes {offset}..{end}, but {low}..{high} is reserved")
         separate = [(a, b) for a, b in self.apart if a in self.pins and b in self.pins]
         for k, other in (*separate, *self._neighbours(need)):
-            first, second = sorted((k, other), key=self.pins.__getitem__)
+            first, second = sorted((k, other), key=lambda pin: (self.pins[pin], pin))
             offset, start = self.pins[first], self.pins[second]
             if bank[k] == bank[other] and start < offset + int(need[first]):
                 raise PackingError(
