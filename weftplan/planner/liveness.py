@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from weftplan.errors import PlanError
-from weftplan.planner.program import Program
+from weftplan.planner.program import Program, overwritten, shared_roots
 
 MAX_STEPS = 8192
 """Maximum number of steps for which sets of steps are computed; n steps need n * n / 16 bytes, here 4 MiB."""
@@ -50,23 +50,6 @@ def dependencies(program: Program) -> list[list[int]]:
         needs.pop(nid, None)
         predecessors[nid] = [n for n in needs if not variable[n]]
     return predecessors
-
-
-def shared_roots(program: Program) -> list[int]:
-    """Return, per entry, the entry whose memory it must share (:attr:`Work.over`), by default the entry itself."""
-    graph = program.graph
-    root = list(range(graph.num_entries))
-    for nid, work in enumerate(graph.works):
-        for pair in work.over:
-            root[graph.row[nid] + pair.output] = root[graph.inputs[nid][pair.input]]
-    return root
-
-
-def overwritten(program: Program) -> set[int]:
-    """Return the roots (:func:`shared_roots`) of results that another node overwrites later."""
-    root, inputs = shared_roots(program), program.graph.inputs
-    writes = ((nid, pair) for nid, work in enumerate(program.graph.works) for pair in work.over if not pair.identity)
-    return {root[inputs[nid][pair.input]] for nid, pair in writes}
 
 
 def check_overwrites(program: Program) -> None:

@@ -216,15 +216,10 @@ class Program:
         self.external = bytearray(map(variable.__getitem__, makers))
         for e in self.gradients:
             self.external[e] = 1
-        root: dict[int, int] = {}
-        overwritten: set[int] = set()
         for nid, work in enumerate(graph.works):
             for pair in work.over:
                 self._check_shared(nid, pair)
                 source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
-                root[out] = root.get(source, source)
-                if not pair.identity:
-                    overwritten.add(root[out])
                 if self.external[source]:
                     self.external[out] = 1
                 elif out in self.gradients:
@@ -232,7 +227,8 @@ class Program:
                         f"gradient {graph.entry_name(out)!r} is written to an array of the caller, but must lie in the "
                         f"memory of a result: add a step that copies it"
                     )
-        changing = {e for e in (*root, *overwritten) if root.get(e, e) in overwritten}
+        written = overwritten(self)
+        changing = {e for e, root in enumerate(shared_roots(self)) if root in written} if written else written
         self.reads, self.pairs = [], self._allowed(makers, changing)
         self.refs = [0] * graph.num_entries
         refs = self.refs
@@ -337,3 +333,20 @@ def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[
         nid = program.graph.entry_node[eid]
         total[nid] = total.get(nid, 0) + aligned(program.nbytes[eid])
     return {nid: nbytes for nid, nbytes in total.items() if nid not in skipped}
+
+
+def shared_roots(program: Program) -> list[int]:
+    """Return, per entry, the entry whose memory it must share (:attr:`Work.over`), by default the entry itself."""
+    graph = program.graph
+    root = list(range(graph.num_entries))
+    for nid, work in enumerate(graph.works):
+        for pair in work.over:
+            root[graph.row[nid] + pair.output] = root[graph.inputs[nid][pair.input]]
+    return root
+
+
+def overwritten(program: Program) -> set[int]:
+    """Return the roots (:func:`shared_roots`) of results that another node overwrites later."""
+    root, inputs = shared_roots(program), program.graph.inputs
+    writes = ((nid, pair) for nid, work in enumerate(program.graph.works) for pair in work.over if not pair.identity)
+    return {root[inputs[nid][pair.input]] for nid, pair in writes}

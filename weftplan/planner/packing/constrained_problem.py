@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import index
-from typing import Any
 
 import numpy.typing as npt
 
@@ -136,7 +135,7 @@ class PackingProblem:
                 if number == bank[k] and low < end and offset < high:
                     raise PackingError(f"buffer {k} is pinned at bytes {offset}..{end}, but {low}..{high} is reserved")
         separate = [(a, b) for a, b in self.apart if a in self.pins and b in self.pins]
-        for k, other in (*separate, *self._neighbours(need)):
+        for k, other in (*separate, *self._neighbours()):
             first, second = sorted((k, other), key=lambda pin: (self.pins[pin], pin))
             offset, start = self.pins[first], self.pins[second]
             if bank[k] == bank[other] and start < offset + int(need[first]):
@@ -145,7 +144,7 @@ class PackingProblem:
                     f"{offset + int(size[first])}, {second} at {start}..{start + int(size[second])}; move one of them"
                 )
 
-    def _neighbours(self, need: Int64) -> Iterator[tuple[int, int]]:
+    def _neighbours(self) -> Iterator[tuple[int, int]]:
         """Yield all pairs of pinned buffers that are alive in a bank at one time with no pinned buffer between them.
 
         If no pair that is yielded overlaps, no two pinned buffers do.
@@ -184,7 +183,7 @@ def _items(what: str, table: object) -> Iterable[tuple[object, object]]:
     return table.items()
 
 
-def _rows(what: str, rows: object, width: int = 0) -> list[tuple[Any, ...]]:
+def _rows(what: str, rows: object, width: int = 0) -> list[tuple[object, ...]]:
     """Return the rows of ``width`` values of an iterable; without a width each value is a row."""
     try:
         result = [tuple(row) if width else (row,) for row in rows]  # type: ignore[attr-defined]
