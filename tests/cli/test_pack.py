@@ -91,3 +91,13 @@ def test_json_and_file_hold_the_same_offsets(csv: Path, tmp_path: Path) -> None:
     header, *rows = (line.split(",") for line in out.read_text(encoding="utf-8").splitlines())
     assert header == ["id", "lower", "upper", "size", "offset"]
     assert {row[0]: int(row[4]) for row in rows} == facts["offsets"]
+
+
+def test_output_can_be_read_again(tmp_path: Path) -> None:
+    """An id with a comma and a quote is quoted in the output, which the command reads."""
+    first, second, third = (tmp_path / f"{k}.csv" for k in range(3))
+    first.write_text('id,lower,upper,size\n"b, ""c""",0,2,10\na,1,3,20\n', encoding="utf-8")
+    for source, target in ((first, second), (second, third)):
+        assert CliRunner().invoke(main, ["pack", str(source), "--output", str(target)]).exit_code == 0
+    assert third.read_text() == second.read_text()
+    assert '"b, ""c""",0,2,10,' in second.read_text()

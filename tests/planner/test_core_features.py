@@ -13,7 +13,7 @@ import pytest
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner import PlanOptions, validate
+from weftplan.planner import PlanOptions, plan_program, validate
 from weftplan.planner.buffers import Buffers
 from weftplan.planner.choose_order import lazy_backward
 from weftplan.planner.drafts import Drafts, PlannedSteps, planned_steps
@@ -227,3 +227,29 @@ def test_budget_with_views_and_held_results() -> None:
     plain = drafts.plain(PLAIN).memory.peak
     fitted = drafts.plan(PLAIN.replace(budget=plain - 1), cost=lambda p: [1.0] * p.graph.num_nodes)
     assert fitted.memory.peak < plain
+
+
+def test_an_identity_does_not_share_memory_that_is_overwritten_later() -> None:
+    """The copy of a result keeps its value when a later step overwrites that result."""
+    copy, write = Work(label="copy", inplace=(VIEW,)), Work(label="add_", over=(WRITE,))
+    works = [VARIABLE, Work(label="a"), copy, write, Work(label="sum")]
+    graph = Graph(names=["x", "a", "copy", "b", "sum"], works=works, inputs=[[], [0], [1], [1], [2, 3]], heads=[4])
+    program = Program(graph=graph, nbytes=[64] * 5)
+    assert planned(program, PlanOptions()).memory.peak == 192
+
+
+def test_an_identity_of_an_input_that_is_read_twice_is_no_write_over_it() -> None:
+    """A step that reads a result by two slots does not compute in its place before the result is dead."""
+    works = [VARIABLE, Work(label="a"), Work(label="step", inplace=(VIEW,)), Work(label="sum")]
+    graph = Graph(names=["x", "a", "b", "sum"], works=works, inputs=[[], [0], [1, 1], [1, 2]], heads=[3])
+    planned(Program(graph=graph, nbytes=[64] * 4), PlanOptions())
+
+
+def test_a_holder_follows_the_maker_in_every_order() -> None:
+    """The node until which a result is held stays after the step that makes it, although it reads nothing of it."""
+    nodes = [Node("a", ("x",), 640), Node("b", ("a",), 8), Node("holder", ("x",), 8), Node("end", ("holder", "b"), 8)]
+    program = program_of({"x": 1}, nodes, ["end"], held={"a": "holder"})
+    assert dependencies(program)[3] == [1]
+    steps = plan_program(program)
+    validate(steps)
+    assert steps.order.index(1) < steps.order.index(3)

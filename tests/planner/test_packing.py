@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bench.packing_instances import planted, skewed_trace, training_trace
 from weftplan.cli.pack_csv import read_csv
 from weftplan.errors import FormatError, PlanError
-from weftplan.planner.packing import Packing, PackingError, check_packing, pack, reuse_edges
+from weftplan.planner.packing import Packing, PackingError, Precedence, check_packing, pack, reuse_edges
 from weftplan.planner.packing.hard import kernel
 from weftplan.planner.packing.hard.search import RULES, Allowance, Searcher
 from weftplan.planner.packing.problem import peak_of, sectioned
@@ -201,6 +201,18 @@ def test_sizes_near_the_limit() -> None:
     assert check_packing(lower, upper, huge, packing.offsets) == packing.peak < 9 * 2**57
 
 
+@pytest.mark.parametrize("alignment", [np.int8(64), np.uint8(128)])
+def test_alignment_of_a_small_dtype(alignment: np.integer[Any]) -> None:
+    """An alignment of any integer dtype of NumPy gives the packing of the same Python integer."""
+    rows = [0, 0, 1], [2, 2, 2], [300, 700, 9]
+    assert pack(*rows, alignment=alignment) == pack(*rows, alignment=int(alignment))  # type: ignore[arg-type]
+
+
+def test_a_time_limit_beyond_all_floats_is_none() -> None:
+    """A limit of any size is accepted."""
+    assert pack([0], [1], [4], time_limit=10**400).peak == 4
+
+
 def test_nothing_to_pack() -> None:
     """Packing no buffers takes 0 bytes."""
     packing = pack([], [], [])
@@ -222,7 +234,16 @@ def test_nothing_to_pack() -> None:
         (([[0]], [[1]], [[4]]), {}, r"one dimension, got shape \(1, 1\)"),
         (([0], [1], [4]), {"alignment": 0}, "alignment: expected a positive integer"),
         (([0], [1], [4]), {"alignment": 2.0}, "alignment"),
+        (([0], [1], [4]), {"alignment": 10**400}, "alignment: expected a positive integer"),
         (([0], [1], [4]), {"time_limit": 0}, "time_limit: expected a positive number"),
+        (([0], [1], [4]), {"effort": []}, "effort: expected one of fast, normal, max"),
+        (([0], [1], [4]), {"room": "8"}, "room: expected an integer"),
+        (
+            ([0], [1], [4]),
+            {"order": Precedence([1, 2], [1, 3])},
+            "order: expected a Precedence with 1 users",
+        ),
+        (([0], [1], [4]), {"order": [1]}, "order: expected a Precedence"),
         (([0], [1], [4]), {"effort": "huge"}, "effort: expected one of fast, normal, max"),
     ],
 )
@@ -289,6 +310,9 @@ def test_csv_with_other_columns_and_blank_lines(tmp_path: Path) -> None:
         ("id,lower,upper,size\na,0,2,4\nb,0,x,4\n", "line 3: expected integers"),
         ("id,lower,upper,size\na,0,2\n", "line 2: expected integers"),
         ("id,lower,upper,size\na,0,2,9223372036854775808\n", "line 2: a value does not fit"),
+        ("lower,upper,size,id\n0,2,4\n", "line 2: expected integers .* in a row of lower,upper,size,id, got '0,2,4'"),
+        ("id,lower,upper,size\n0,2,3,4\n1,2,2,4\n", "line 3: expected lower < upper and size > 0, got '1,2,2,4'"),
+        ("id,lower,upper,size\na,1,2,0\n", "line 2: expected lower < upper and size > 0"),
     ],
 )
 def test_malformed_csv_names_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weftplan.errors import PlanError
@@ -69,3 +70,64 @@ def test_malformed_program_is_refused(graph: dict[str, Any], program: dict[str, 
 def test_well_formed_program_is_planned() -> None:
     """The program from which the malformed ones differ is valid."""
     assert plan_program(Program(graph=Graph(**GRAPH), **PROGRAM)).memory.peak == 128
+
+
+@pytest.mark.parametrize(
+    ("graph", "program", "message"),
+    [
+        ({}, {"nbytes": np.array([64, 64, 64])}, "nbytes: expected Sequence, got ndarray .*; convert it with tolist"),
+        ({}, {"nbytes": None}, "nbytes: expected Sequence, got NoneType"),
+        ({}, {"order": np.array([1, 2])}, "order: expected Sequence, got ndarray"),
+        ({}, {"order": [True, 2]}, "step: expected a number below the 3 nodes, from 0, got True"),
+        ({}, {"num_forward": 1.5}, "num_forward: expected Integral, got float 1.5"),
+        ({}, {"workspaces": [64]}, "workspaces: expected Mapping, got list"),
+        ({}, {"gradients": [2]}, "gradients: expected Set, got list"),
+        ({}, {"contexts": ["cpu"]}, "context 0: expected Context, got 'cpu'"),
+        ({}, {"shapes": [(64,)] * 3}, "shapes and dtypes: expected both or neither"),
+        ({}, {"held": {2: 1}}, "held entry 'b_output': expected a step that does not run before the maker .* got 'a'"),
+        ({}, {"held": {1: 0}}, "held entry 'a_output': .* got 'x'"),
+        ({"heads": 2}, {}, "heads: expected Iterable, got int 2"),
+        ({"inputs": [[], [0], None]}, {}, "inputs of node 2: expected Sequence, got None"),
+        ({"controls": [[], 0, []]}, {}, "control dependencies of node 1: expected Sequence, got 0"),
+        ({"works": [VARIABLE, "s", Work(label="s")]}, {}, "work of node 1: expected Work, got 's'"),
+        (
+            {"works": [VARIABLE, Work(label="s"), Work(label="s", is_sum=True)]},
+            {},
+            "a sum has two inputs and one output, but 'b' has 1 and 1",
+        ),
+        (
+            {"works": [VARIABLE, Work(label="s"), Work(label="s", over=(InplacePair(0, 0),))]},
+            {"gradients": frozenset([2])},
+            "gradient 'b_output' is written to an array of the caller, but must lie in the memory of a result",
+        ),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(graph: dict[str, Any], program: dict[str, Any], message: str) -> None:
+    """A value of another type, or a demand that no plan can meet, is named before any planning."""
+    with pytest.raises(PlanError, match=message):
+        plan_program(Program(graph=Graph(**GRAPH | graph), **PROGRAM | program))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        ([1.0], "seconds: expected one number per node, that is 3, got 1"),
+        ([0.0, 1.0, float("nan")], "seconds of node 2: expected a finite number from 0 on, got nan"),
+        ([0.0, -1.0, 1.0], "seconds of node 1: .* got -1.0"),
+        (1.0, "seconds: expected Sequence, got float"),
+    ],
+)
+def test_malformed_seconds_are_refused(seconds: Any, message: str) -> None:
+    """There is one finite, non-negative number of seconds per node."""
+    with pytest.raises(PlanError, match=message):
+        plan_program(Program(graph=Graph(**GRAPH), **PROGRAM), seconds=seconds)
+
+
+@pytest.mark.parametrize(("reader", "heads"), [("'late' reads 'a_output'", [3]), ("the caller reads 'a_output'", [1])])
+def test_reading_an_overwritten_result_is_refused(reader: str, heads: list[int]) -> None:
+    """A step or an output that reads a result after a later step has overwritten it is named."""
+    works = [VARIABLE, Work(label="s"), Work(label="add_", over=(InplacePair(0, 0),)), Work(label="s")]
+    late = [1] if "late" in reader else [2]
+    graph = Graph(names=["x", "a", "b", "late"], works=works, inputs=[[], [0], [1], late], heads=heads)
+    with pytest.raises(PlanError, match=f"{reader}, but 'b' has overwritten it: read the output of that step"):
+        plan_program(Program(graph=graph, nbytes=[64] * 4))

@@ -23,7 +23,7 @@ OPTIONS = {
     "chained_sums": PlanOptions(inplace_grad_sum_cap=2),
     "chained_blocks": PlanOptions(strategy="match_range", inplace_grad_sum_cap=2, compat="mxnet"),
     "sweep": PlanOptions(strategy="match_range", match_range=16, auto_search=True),
-    "reordered": PlanOptions(reorder=True),
+    "given_order": PlanOptions(reorder=False),
     "no_merging": PlanOptions(eliminate_common_expr=False),
 }
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from collections import Counter
@@ -90,7 +91,10 @@ def command(
             click.echo(f"capacity    {capacity}   {'fits' if fits else f'exceeded by {packing.peak - capacity} bytes'}")
     if output is not None:
         columns = names, lower.tolist(), upper.tolist(), size.tolist(), offsets
-        rows = "".join(",".join(map(str, row)) + "\n" for row in zip(*columns, strict=True))
-        write_text(output, "id,lower,upper,size,offset\n" + rows)
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(("id", "lower", "upper", "size", "offset"))
+        rows.writerows(zip(*columns, strict=True))
+        write_text(output, text.getvalue())
     if not fits:
         raise click.exceptions.Exit(1)

@@ -25,7 +25,7 @@ def read_csv(path: str | PathLike[str]) -> tuple[list[str], Int64, Int64, Int64]
         Names, then lower, upper and size as int64 arrays; lifetimes are half-open.
 
     Raises:
-        FormatError: a column is missing, or a value is no 64-bit integer; names the line.
+        FormatError: a column is missing, a value is no 64-bit integer, or a buffer is empty; names the line.
         OSError: the file cannot be read.
     """
     names: list[str] = []
@@ -46,13 +46,20 @@ def read_csv(path: str | PathLike[str]) -> tuple[list[str], Int64, Int64, Int64]
                 continue
             try:
                 lower, upper, size = (int(row[k]) for k in indices)
+                name = str(len(names)) if name_at is None else row[name_at].strip()
             except (ValueError, IndexError):
                 raise FormatError(
-                    f"{path}, line {rows.line_num}: expected integers lower,upper,size, got {','.join(row)!r}"
+                    f"{path}, line {rows.line_num}: expected integers lower,upper,size in a row of {','.join(header)}, "
+                    f"got {','.join(row)!r}"
                 ) from None
             if max(abs(lower), abs(upper), abs(size)) >= 1 << 63:
                 raise FormatError(f"{path}, line {rows.line_num}: a value does not fit 64 bits: {','.join(row)!r}")
-            names.append(str(len(names)) if name_at is None else row[name_at].strip())
+            if lower >= upper or size <= 0:
+                raise FormatError(
+                    f"{path}, line {rows.line_num}: expected lower < upper and size > 0, got {','.join(row)!r}; leave "
+                    f"empty buffers out"
+                )
+            names.append(name)
             values.append((lower, upper, size))
     table = np.array(values, np.int64).reshape(len(values), 3)
     return names, table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()

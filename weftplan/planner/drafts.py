@@ -19,9 +19,11 @@ from weftplan.device.context import Context
 from weftplan.errors import BudgetError
 from weftplan.planner import recompute
 from weftplan.planner.choose_order import choose_order
+from weftplan.planner.liveness import check_overwrites
 from weftplan.planner.memory_plan import MemoryPlan
 from weftplan.planner.options import PlanOptions
 from weftplan.planner.program import Graph, Program
+from weftplan.planner.program_checks import check_kinds, check_seconds
 from weftplan.planner.spill import budget as spill
 from weftplan.planner.storage_assignment import Kind
 from weftplan.planner.strategies import Draft, plan_graph
@@ -84,9 +86,14 @@ def plan_program(
         seconds: seconds of each node, which a budget needs; by default all operators take equally long.
 
     Raises:
+        PlanError: there is not one finite, non-negative number of seconds per node, or a step reads a result that
+            another step has overwritten.
         BudgetError: no plan fits the budget; the message names the smallest budget found that works.
     """
+    check_kinds("plan_program", Sequence, seconds=seconds)
     usual = list(seconds) or [0.0 if is_variable else 1.0 for is_variable in program.graph.is_variable]
+    check_seconds(usual, nodes=program.graph.num_nodes)
+    check_overwrites(program)
 
     def cost(rewritten: Program) -> list[float]:
         return [usual[origin] if origin >= 0 else 0.0 for origin in rewritten.graph.origin]

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from weftplan.planner.liveness import MAX_STEPS, shared_roots
+from weftplan.planner.liveness import MAX_STEPS
 from weftplan.planner.options import PlanOptions
-from weftplan.planner.program import Program, scratch_of
+from weftplan.planner.program import Program, scratch_of, shared_roots
 
 MAX_WORK = 9_000_000
 """Touched groups after which a search ends without proof; at most about two seconds."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from weftplan.planner.program import Program
+from weftplan.errors import PlanError
+from weftplan.planner.program import Program, overwritten, shared_roots
 
 MAX_STEPS = 8192
 """Maximum number of steps for which sets of steps are computed; n steps need n * n / 16 bytes, here 4 MiB."""
@@ -20,9 +21,9 @@ MAX_STEPS = 8192
 def dependencies(program: Program) -> list[list[int]]:
     """Return, per node, the operator nodes that it must follow in every execution order; empty for variables.
 
-    These are the makers of its inputs and its control dependencies. A node that uses an auxiliary state also follows
-    the previous user of that state: users of a state keep their order, because one of them writes it. A node that
-    writes to a result follows all earlier readers of the result or of a view of it.
+    These are the makers of its inputs and of the entries held until its end, and its control dependencies. A node that
+    uses an auxiliary state also follows the previous user of that state: users of a state keep their order, because one
+    of them writes it. A node that writes to a result follows all earlier readers of the result or of a view of it.
     """
     graph = program.graph
     makers = graph.entry_node
@@ -34,7 +35,8 @@ def dependencies(program: Program) -> list[list[int]]:
     written = overwritten(program)
     readers: dict[int, list[int]] = {e: [] for e in written}
     for nid in program.order:
-        needs = dict.fromkeys([*map(makers.__getitem__, graph.inputs[nid]), *graph.controls[nid]])
+        needed = (*graph.inputs[nid], *program.holds.get(nid, ()))
+        needs = dict.fromkeys([*map(makers.__getitem__, needed), *graph.controls[nid]])
         for e in graph.inputs[nid]:
             if e in states:
                 needs[touched.get(e, nid)] = None
@@ -50,21 +52,33 @@ def dependencies(program: Program) -> list[list[int]]:
     return predecessors
 
 
-def shared_roots(program: Program) -> list[int]:
-    """Return, per entry, the entry whose memory it must share (:attr:`Work.over`), by default the entry itself."""
-    graph = program.graph
-    root = list(range(graph.num_entries))
-    for nid, work in enumerate(graph.works):
-        for pair in work.over:
-            root[graph.row[nid] + pair.output] = root[graph.inputs[nid][pair.input]]
-    return root
+def check_overwrites(program: Program) -> None:
+    """Check that no step and no output reads a result after another step has overwritten it (:attr:`Work.over`).
 
+    Raises:
+        PlanError: a value is gone when it is read; names the reader and the step that has overwritten it.
+    """
+    graph, root, changed = program.graph, shared_roots(program), overwritten(program)
+    value, writer = list(range(graph.num_entries)), dict.fromkeys(changed, -1)
+    content = {e: e for e in changed}
 
-def overwritten(program: Program) -> set[int]:
-    """Return the roots (:func:`shared_roots`) of results that another node overwrites later."""
-    root, inputs = shared_roots(program), program.graph.inputs
-    writes = ((nid, pair) for nid, work in enumerate(program.graph.works) for pair in work.over if not pair.identity)
-    return {root[inputs[nid][pair.input]] for nid, pair in writes}
+    def check(entries: Iterable[int], reader: str) -> None:
+        for e in entries:
+            if root[e] in changed and content[root[e]] != value[e]:
+                raise PlanError(
+                    f"{reader} reads {graph.entry_name(e)!r}, but {graph.names[writer[root[e]]]!r} has overwritten it: "
+                    f"read the output of that step, or move the reader before it"
+                )
+
+    for nid in program.order if changed else ():
+        check((*program.reads[nid], *program.holds.get(nid, ())), repr(graph.names[nid]))
+        for pair in graph.works[nid].over:
+            source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
+            if pair.identity:
+                value[out] = value[source]
+            else:
+                content[root[out]], writer[root[out]] = out, nid
+    check(graph.outputs, "the caller")
 
 
 def scheduled(

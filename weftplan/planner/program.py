@@ -6,17 +6,18 @@ does not change its input.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate, chain, repeat
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.program_checks import check_graph, check_program
+from weftplan.planner.program_checks import check_graph, check_items, check_kinds, check_program
 from weftplan.support.tensor_types import DType, InplacePair, Shape, aligned
 
 IntArray = NDArray[np.int64]
@@ -99,6 +100,11 @@ class Graph:
 
     def __post_init__(self, counts: Sequence[int], heads: Iterable[int]) -> None:
         """Number the entries, fill in defaults and check the numbers of a front end's graph."""
+        if self.base is None:
+            lists = {"inputs": self.inputs, "controls": self.controls, "effects": self.effects, "origin": self.origin}
+            check_kinds("graph", Sequence, names=self.names, works=self.works, counts=counts, **lists)
+            check_kinds("graph", Iterable, heads=heads)
+            check_items("work of node", self.works, kind=Work)
         self.controls = self.controls or [[] for _ in self.works]
         counts, heads = counts or [1] * len(self.works), list(heads)
         self.origin = self.origin or range(len(self.works))
@@ -190,6 +196,14 @@ class Program:
         graph = self.graph
         makers = graph.entry_node
         variable = graph.is_variable
+        if graph.base is None:
+            lists = {"nbytes": self.nbytes, "order": self.order, "device": self.device, "contexts": self.contexts}
+            tables = {"workspaces": self.workspaces, "held": self.held, "external_bytes": self.external_bytes}
+            check_kinds("program", Sequence, shapes=self.shapes, dtypes=self.dtypes, **lists)
+            check_kinds("program", Mapping, **tables)
+            check_kinds("program", Set, gradients=self.gradients, added=self.added, tangents=self.tangents)
+            check_kinds("program", Integral, num_forward=self.num_forward)
+            check_items("context", self.contexts, kind=Context)
         self.order = self.order or [nid for nid, is_variable in enumerate(variable) if not is_variable]
         self.num_forward = len(self.order) if self.num_forward < 0 else self.num_forward
         self.device = self.device or [0] * graph.num_nodes
@@ -205,9 +219,17 @@ class Program:
         for nid, work in enumerate(graph.works):
             for pair in work.over:
                 self._check_shared(nid, pair)
-                if self.external[graph.inputs[nid][pair.input]]:
-                    self.external[graph.row[nid] + pair.output] = 1
-        self.reads, self.pairs = [], self._allowed(makers)
+                source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
+                if self.external[source]:
+                    self.external[out] = 1
+                elif out in self.gradients:
+                    raise PlanError(
+                        f"gradient {graph.entry_name(out)!r} is written to an array of the caller, but must lie in the "
+                        f"memory of a result: add a step that copies it"
+                    )
+        written = overwritten(self)
+        changing = {e for e, root in enumerate(shared_roots(self)) if root in written} if written else written
+        self.reads, self.pairs = [], self._allowed(makers, changing)
         self.refs = [0] * graph.num_entries
         refs = self.refs
         for nid, (work, inputs) in enumerate(zip(graph.works, graph.inputs, strict=True)):
@@ -247,11 +269,12 @@ class Program:
                 f"and at least as large"
             )
 
-    def _allowed(self, makers: Sequence[int]) -> list[Sequence[InplacePair]]:
+    def _allowed(self, makers: Sequence[int], changing: Collection[int]) -> list[Sequence[InplacePair]]:
         """Return, per node, the pairs of input and output that may share memory in some execution order.
 
         The node must read the input. Both must have the same bytes and item size, be on one device, and be in planned
-        memory. A pair of different dtypes is no identity. Whether the input is dead depends on the execution order, so
+        memory. A pair of different dtypes is no identity, and neither is a pair whose input is in ``changing``, because
+        a later node overwrites that memory. Whether the input is dead depends on the execution order, so
         :func:`~weftplan.planner.storage_assignment.assign` checks that.
         """
         external, nbytes, dtypes, device = self.external, self.nbytes, self.dtypes, self.device
@@ -268,7 +291,8 @@ class Program:
                     continue
                 if device[makers[source]] != device[nid]:
                     continue
-                if dtypes[source] is dtypes[out] or dtypes[source] == dtypes[out]:
+                same_dtype = dtypes[source] is dtypes[out] or dtypes[source] == dtypes[out]
+                if same_dtype and source not in changing:
                     allowed += (pair,)
                 elif dtypes[source].itemsize == dtypes[out].itemsize:
                     allowed += (pair._replace(identity=False),)
@@ -309,3 +333,20 @@ def scratch_of(program: Program, *, added: Collection[int], skipped: Collection[
         nid = program.graph.entry_node[eid]
         total[nid] = total.get(nid, 0) + aligned(program.nbytes[eid])
     return {nid: nbytes for nid, nbytes in total.items() if nid not in skipped}
+
+
+def shared_roots(program: Program) -> list[int]:
+    """Return, per entry, the entry whose memory it must share (:attr:`Work.over`), by default the entry itself."""
+    graph = program.graph
+    root = list(range(graph.num_entries))
+    for nid, work in enumerate(graph.works):
+        for pair in work.over:
+            root[graph.row[nid] + pair.output] = root[graph.inputs[nid][pair.input]]
+    return root
+
+
+def overwritten(program: Program) -> set[int]:
+    """Return the roots (:func:`shared_roots`) of results that another node overwrites later."""
+    root, inputs = shared_roots(program), program.graph.inputs
+    writes = ((nid, pair) for nid, work in enumerate(program.graph.works) for pair in work.over if not pair.identity)
+    return {root[inputs[nid][pair.input]] for nid, pair in writes}

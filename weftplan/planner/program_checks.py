@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
+from math import inf
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -15,6 +17,29 @@ from weftplan.errors import PlanError, listed
 
 MAX_TOTAL = 1 << 62
 """Exclusive maximum of the bytes of all entries and scratch, so that no sum overflows 64 bits."""
+
+
+def check_kinds(what: str, kind: type, **fields: object) -> None:
+    """Check that fields are instances of ``kind``, so that the other checks can count and read them.
+
+    Raises:
+        PlanError: a field is of another type.
+    """
+    for name, value in fields.items():
+        if not isinstance(value, kind):
+            remedy = "; convert it with tolist()" if hasattr(value, "tolist") else ""
+            raise PlanError(f"{what} {name}: expected {kind.__name__}, got {type(value).__name__} {value!r}{remedy}")
+
+
+def check_items(what: str, values: Sequence[object], *, kind: type) -> None:
+    """Check that all values are instances of ``kind``.
+
+    Raises:
+        PlanError: a value is of another type; names the first.
+    """
+    if not all(issubclass(found, kind) for found in set(map(type, values))):
+        at = next(k for k, value in enumerate(values) if not isinstance(value, kind))
+        raise PlanError(f"{what} {at}: expected {kind.__name__}, got {values[at]!r}")
 
 
 def check_graph(graph: Any, *, counts: Sequence[int], heads: Sequence[int]) -> None:
@@ -37,6 +62,8 @@ def check_graph(graph: Any, *, counts: Sequence[int], heads: Sequence[int]) -> N
     entries = sum(counts)
     _within("head", heads, entries, "entries")
     _within("effect", graph.effects, nodes, "nodes")
+    check_items("inputs of node", graph.inputs, kind=Sequence)
+    check_items("control dependencies of node", graph.controls, kind=Sequence)
     # One pass over all numbers is enough if they are valid; the nodes are searched only for the message.
     every = list(chain.from_iterable(graph.inputs)), list(chain.from_iterable(graph.controls))
     if not (_are_within(every[0], entries) and _are_within(every[1], nodes)):
@@ -44,6 +71,10 @@ def check_graph(graph: Any, *, counts: Sequence[int], heads: Sequence[int]) -> N
             _within(f"input of {name!r}", inputs, entries, "entries")
             _within(f"control dependency of {name!r}", controls, nodes, "nodes")
     for name, work, inputs, count in zip(graph.names, graph.works, graph.inputs, counts, strict=True):
+        if work.is_sum and (len(inputs), count) != (2, 1):
+            raise PlanError(
+                f"a sum has two inputs and one output, but {name!r} has {len(inputs)} and {count}: leave is_sum out"
+            )
         pairs = (*work.inplace, *work.over)
         if pairs or work.ignored or work.writes:
             slots = [*work.ignored, *work.writes, *[pair.input for pair in pairs]]
@@ -70,6 +101,8 @@ def check_program(program: Any) -> None:
     ):
         if len(values) != length:
             raise PlanError(f"program {name}: expected one item per {unit}, that is {length}, got {len(values)}")
+    if bool(program.shapes) != bool(program.dtypes):
+        raise PlanError("program shapes and dtypes: expected both or neither")
     _sizes("bytes of entry", program.nbytes)
     _within("device", program.device, len(program.contexts), "contexts")
     _within("node with a workspace", program.workspaces, nodes, "nodes")
@@ -94,6 +127,14 @@ def check_program(program: Any) -> None:
         raise PlanError(
             f"num_forward: expected at most the {len(program.order)} steps of the order, got {program.num_forward}"
         )
+    position = {nid: step for step, nid in enumerate(program.order)}
+    for e, nid in program.held.items():
+        maker = graph.entry_node[e]
+        if position.get(nid, -1) < (0 if graph.is_variable[maker] else position.get(maker, len(position))):
+            raise PlanError(
+                f"held entry {graph.entry_name(e)!r}: expected a step that does not run before the maker of the entry, "
+                f"got {graph.names[nid]!r}"
+            )
 
 
 def _are_within(numbers: Collection[int], end: int) -> bool:
@@ -107,13 +148,26 @@ def _are_within(numbers: Collection[int], end: int) -> bool:
 
 
 def _are_integers(kinds: Iterable[type]) -> bool:
-    return all(issubclass(kind, int) or hasattr(kind, "__index__") for kind in kinds)
+    return all(kind is not bool and (issubclass(kind, int) or hasattr(kind, "__index__")) for kind in kinds)
 
 
 def _within(what: str, numbers: Collection[int], end: int, unit: str) -> None:
     if not _are_within(numbers, end):
         wrong = next(n for n in numbers if not _are_within([n], end))
         raise PlanError(f"{what}: expected a number below the {end} {unit}, from 0, got {wrong!r}")
+
+
+def check_seconds(seconds: Sequence[float], *, nodes: int) -> None:
+    """Check that each node has a finite, non-negative number of seconds.
+
+    Raises:
+        PlanError: there are more or fewer, or one is no such number.
+    """
+    if len(seconds) != nodes:
+        raise PlanError(f"seconds: expected one number per node, that is {nodes}, got {len(seconds)}")
+    for nid, value in enumerate(seconds):
+        if not isinstance(value, Real) or not 0 <= value < inf:
+            raise PlanError(f"seconds of node {nid}: expected a finite number from 0 on, got {value!r}")
 
 
 def _sizes(what: str, values: Sequence[int]) -> None:

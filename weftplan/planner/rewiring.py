@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from weftplan.device.context import Context
 from weftplan.errors import PlanError
-from weftplan.planner.liveness import deferred, overwritten, shared_roots
-from weftplan.planner.program import Graph, Program, Work
+from weftplan.planner.liveness import deferred
+from weftplan.planner.program import Graph, Program, Work, overwritten, shared_roots
 
 
 class Numbering(NamedTuple):

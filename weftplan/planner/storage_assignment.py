@@ -115,8 +115,9 @@ def assign(
                 if block < 0 or storage[out] >= 0 or not refs[out] or (end - start > 1 and i in inplace[start:end]):
                     continue
                 # An identity may share before the input's last read: both contents are equal, and the next writer
-                # waits for the readers of both.
-                if rule(nid, source, out) if rule else live[block] == 1 or identity:
+                # waits for the readers of both. The node itself reads the input only once.
+                once = live[block] == 1 or (identity and reads[nid].count(source) == 1)
+                if rule(nid, source, out) if rule else once:
                     storage[out] = block
                     live[block] += refs[out]
                     inplace[out] = i

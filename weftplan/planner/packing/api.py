@@ -22,6 +22,7 @@ from weftplan.planner.packing.place_by_birth import pack_by_birth, pack_tall_fir
 from weftplan.planner.packing.place_from_the_peak import VARIANTS, Variant, pack_outwards, variants_of
 from weftplan.planner.packing.problem import (
     MANY,
+    MAX_TOTAL,
     Deadline,
     Int64,
     OutOfTime,
@@ -48,8 +49,9 @@ benchmarks gains from more."""
 WORTH_A_SECOND = 1.45
 """Ratio of the fallback's peak to the lower bound above which the tallest buffers are also placed first."""
 
-MAX_FOR_FIRST_FIT = 1 << 17
-"""Maximum number of buffers of a part that first fit places, in quadratic time: 2**17 buffers take about a minute."""
+MAX_FOR_FIRST_FIT = 1 << 16
+"""Maximum number of buffers of a part that first fit places, in quadratic time: 2**16 buffers with long
+lifetimes take ten seconds, half of what a million may take."""
 
 # The allowance of work grows with the largest part, at most by this factor: a descent over more buffers costs more.
 BUFFERS_PER_ALLOWANCE, MAX_ALLOWANCES = 450, 3.0
@@ -128,6 +130,11 @@ def pack(
     """
     deadline, effort = _limits(time_limit, effort)
     lo, up, sz = check_input(lower, upper, size, alignment)
+    if order is not None and not (isinstance(order, Precedence) and len(order.users) == len(order.needed) == len(lo)):
+        raise PackingError(f"order: expected a Precedence with {len(lo)} users and needed, got {order!r:.80}")
+    if isinstance(room, bool) or not isinstance(room, numbers.Integral):
+        raise PackingError(f"room: expected an integer number of bytes, got {room!r}")
+    alignment = int(alignment)  # products with an integer of NumPy could overflow
     units = -(-sz // alignment)
     scale = int(np.gcd.reduce(units)) if len(units) else 1
     problem = sectioned(lo, up, units // scale, np.arange(len(lo)))
@@ -149,25 +156,25 @@ def _limits(time_limit: float | None, effort: Effort | None) -> tuple[Deadline, 
         PackingError: a limit is invalid.
     """
     effort = "normal" if effort is None else effort
-    if effort not in EFFORTS:
+    if not isinstance(effort, str) or effort not in EFFORTS:
         raise PackingError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
     if time_limit is None:
         return Deadline(), effort
-    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not float(time_limit) > 0:
+    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not time_limit > 0:
         raise PackingError(f"time_limit: expected a positive number of seconds or None, got {time_limit!r}")
-    return Deadline(time.perf_counter() + float(time_limit)), effort
+    return Deadline(time.perf_counter() + float(min(time_limit, MAX_TOTAL))), effort  # floats end at 2**1024
 
 
 def pack_problem(problem: PackingProblem, *, effort: Effort | None = None, time_limit: float | None = None) -> Packing:
     """Assign a bank and an offset to each buffer of a problem with pins, banks and other constraints.
 
-    The sum of the banks' peaks is minimized. A buffer with an open bank goes to the first bank with room for it. Equal
-    problems get equal packings, unless a time limit ends the search.
+    The sum of the banks' peaks is minimized, but a buffer with an open bank goes to the first bank with room for it.
+    Equal problems get equal packings, unless a time limit ends the search.
 
     Args:
         problem: the buffers and their constraints.
         effort: as for :func:`pack`.
-        time_limit: seconds after which the best packing so far is returned.
+        time_limit: seconds after which the best packing so far is returned, but not before the first one is complete.
 
     Raises:
         PackingError: an option is invalid, or no packing was found within the capacities of the banks.
@@ -177,6 +184,8 @@ def pack_problem(problem: PackingProblem, *, effort: Effort | None = None, time_
     [16, 0, 8]
     """
     deadline, effort = _limits(time_limit, effort)
+    if not isinstance(problem, PackingProblem):
+        raise PackingError(f"problem: expected a PackingProblem, got {problem!r:.80}; pack takes lifetimes and sizes")
 
     def _plain(lower: Int64, upper: Int64, size: Int64) -> Packing:
         seconds = None if deadline.moment is None else max(deadline.left(), 1e-9)

@@ -5,8 +5,10 @@ A problem is frozen and validated when it is made, so that packers and checkers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from operator import index
 
 import numpy.typing as npt
@@ -56,24 +58,31 @@ class PackingProblem:
         put = object.__setattr__
         lower, upper, size = check_input(self.lower, self.upper, self.size, self.alignment)
         count = len(lower)
-        banks = tuple(None if c is None else _integer(f"capacity of bank {k}", c) for k, c in enumerate(self.banks))
+        capacities = [row[0] for row in _rows("banks", self.banks)]
+        banks = tuple(None if c is None else _integer(f"capacity of bank {k}", c) for k, c in enumerate(capacities))
         if not banks:
             raise PackingError("banks: expected at least one capacity, got none")
         only = 0 if len(banks) == 1 else ANY_BANK
         bank = integers("bank", [only] * count if self.bank is None else self.bank)
-        if len(bank) != count or (count and not (bank.min() >= ANY_BANK and bank.max() < len(banks))):
-            raise PackingError(f"bank: expected {count} numbers from -1 (any) to {len(banks) - 1}, got {bank.tolist()}")
+        wrong = (bank < ANY_BANK) | (bank >= len(banks))
+        if len(bank) != count or wrong.any():
+            got = f"{len(bank)} numbers" if len(bank) != count else f"bank[{wrong.argmax()}] = {bank[wrong.argmax()]}"
+            raise PackingError(f"bank: expected {count} numbers from -1 (any) to {len(banks) - 1}, got {got}")
         if len(banks) == 1:
             bank[:] = 0
-        pins = {_buffer("pins", k, count): _integer(f"pin of buffer {k}", v) for k, v in self.pins.items()}
-        apart = tuple((_buffer("apart", a, count), _buffer("apart", b, count)) for a, b in self.apart)
+        pins = {_buffer("pins", k, count): _integer(f"pin of buffer {k}", v) for k, v in _items("pins", self.pins)}
+        apart = tuple(
+            (_buffer("apart", a, count), _buffer("apart", b, count)) for a, b in _rows("apart", self.apart, 2)
+        )
         reserved = tuple(
             (_integer("bank of a reserved range", k), _integer("reserved", low), _integer("reserved", high))
-            for k, low, high in self.reserved
+            for k, low, high in _rows("reserved", self.reserved, 3)
         )
         holes = {
-            _buffer("holes", k, count): tuple(sorted((index(begin), index(end)) for begin, end in times))
-            for k, times in self.holes.items()
+            _buffer("holes", k, count): tuple(
+                sorted((_time(k, begin), _time(k, end)) for begin, end in _rows(f"holes of buffer {k}", times, 2))
+            )
+            for k, times in _items("holes", self.holes)
         }
         for array in (lower, upper, size, bank):
             array.flags.writeable = False
@@ -81,6 +90,7 @@ class PackingProblem:
             ("lower", lower),
             ("upper", upper),
             ("size", size),
+            ("alignment", int(self.alignment)),
             ("bank", bank),
             ("banks", banks),
             ("pins", pins),
@@ -111,11 +121,11 @@ class PackingProblem:
                     f"holes of buffer {k}: expected disjoint half-open times inside {lower[k]}..{upper[k]}, after its "
                     f"birth and before its death, got {list(times)}"
                 )
-        pinned = sorted(self.pins.items(), key=lambda pin: pin[1])
-        for k, offset in pinned:
+        need = -(-size // self.alignment) * self.alignment
+        for k, offset in self.pins.items():
             if bank[k] == ANY_BANK:
                 raise PackingError(f"buffer {k} is pinned at {offset}, but its bank is open; name its bank in bank=")
-            end, capacity = offset + int(size[k]), self.banks[int(bank[k])]
+            end, capacity = offset + int(need[k]), self.banks[int(bank[k])]
             if offset % self.alignment or (capacity is not None and end > capacity):
                 raise PackingError(
                     f"buffer {k} is pinned at bytes {offset}..{end}; expected a multiple of {self.alignment} inside "
@@ -124,27 +134,40 @@ class PackingProblem:
             for number, low, high in self.reserved:
                 if number == bank[k] and low < end and offset < high:
                     raise PackingError(f"buffer {k} is pinned at bytes {offset}..{end}, but {low}..{high} is reserved")
-        separate = {frozenset(pair) for pair in self.apart}
-        for rank, (k, offset) in enumerate(pinned):
-            for other, start in pinned[rank + 1 :]:
-                if start >= offset + int(size[k]):
-                    break
-                meets = frozenset((k, other)) in separate or any(
-                    begin < late and start_ < end
-                    for begin, end in self.segments(k)
-                    for start_, late in self.segments(other)
+        separate = [(a, b) for a, b in self.apart if a in self.pins and b in self.pins]
+        for k, other in (*separate, *self._neighbours()):
+            first, second = sorted((k, other), key=lambda pin: (self.pins[pin], pin))
+            offset, start = self.pins[first], self.pins[second]
+            if bank[k] == bank[other] and start < offset + int(need[first]):
+                raise PackingError(
+                    f"buffers {first} and {second} are both pinned and overlap: {first} at bytes {offset}.."
+                    f"{offset + int(size[first])}, {second} at {start}..{start + int(size[second])}; move one of them"
                 )
-                if meets and bank[k] == bank[other]:
-                    raise PackingError(
-                        f"buffers {k} and {other} are both pinned and overlap: {k} at bytes {offset}.."
-                        f"{offset + int(size[k])}, {other} at {start}..{start + int(size[other])}; move one of the pins"
-                    )
+
+    def _neighbours(self) -> Iterator[tuple[int, int]]:
+        """Yield all pairs of pinned buffers that are alive in a bank at one time with no pinned buffer between them.
+
+        If no pair that is yielded overlaps, no two pinned buffers do.
+        """
+        bank = column(self.bank)
+        spans = [(int(bank[k]), begin, end, k) for k in self.pins for begin, end in self.segments(k)]
+        deaths: list[tuple[int, int, int]] = []
+        live: list[tuple[int, int, int]] = []
+        for number, begin, end, k in sorted(spans):
+            while deaths and deaths[0][:2] <= (number, begin):
+                dead = heappop(deaths)[2]
+                del live[bisect_left(live, (int(bank[dead]), self.pins[dead], dead))]
+            place = (number, self.pins[k], k)
+            at = bisect_left(live, place)
+            yield from ((k, other[2]) for other in live[max(at - 1, 0) : at + 1])
+            live.insert(at, place)
+            heappush(deaths, (number, end, k))
 
     def segments(self, buffer: int) -> list[tuple[int, int]]:
         """Return the half-open times in which a buffer needs its bytes: its lifetime without its holes."""
         lower, upper = column(self.lower)[buffer], column(self.upper)[buffer]
         moments = [int(lower), *(moment for hole in self.holes.get(buffer, ()) for moment in hole), int(upper)]
-        return list(zip(moments[::2], moments[1::2], strict=True))
+        return [(begin, end) for begin, end in zip(moments[::2], moments[1::2], strict=True) if begin < end]
 
 
 def column(values: npt.ArrayLike | None) -> Int64:
@@ -153,23 +176,43 @@ def column(values: npt.ArrayLike | None) -> Int64:
     return array
 
 
-def _integer(what: str, value: object) -> int:
-    """Return a non-negative integer below 2**62."""
+def _items(what: str, table: object) -> Iterable[tuple[object, object]]:
+    """Return the items of a mapping."""
+    if not isinstance(table, Mapping):
+        raise PackingError(f"{what}: expected a mapping from buffers, got {table!r}")
+    return table.items()
+
+
+def _rows(what: str, rows: object, width: int = 0) -> list[tuple[object, ...]]:
+    """Return the rows of ``width`` values of an iterable; without a width each value is a row."""
     try:
-        number = index(value)  # type: ignore[arg-type]
+        result = [tuple(row) if width else (row,) for row in rows]  # type: ignore[attr-defined]
     except TypeError:
-        number = -1
-    if isinstance(value, bool) or not 0 <= number < 1 << 62:
-        raise PackingError(f"{what}: expected an integer from 0 to 2**62 - 1, got {value!r}")
+        result = [()]
+    if any(len(row) != (width or 1) for row in result):
+        raise PackingError(f"{what}: expected {f'rows of {width} integers' if width else 'a sequence'}, got {rows!r}")
+    return result
+
+
+def _integer(
+    what: str, value: object, *, low: int = 0, high: int = 1 << 62, expected: str = "an integer from 0 to 2**62 - 1"
+) -> int:
+    """Return an integer from ``low`` to ``high - 1``."""
+    try:
+        number = low - 1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = low - 1
+    if not low <= number < high:
+        raise PackingError(f"{what}: expected {expected}, got {value!r}")
     return number
+
+
+def _time(buffer: object, value: object) -> int:
+    """Return a time of a hole."""
+    what, end = f"holes of buffer {buffer}", 1 << 63
+    return _integer(what, value, low=-end, high=end, expected="integers that fit 64 bits")
 
 
 def _buffer(what: str, value: object, count: int) -> int:
     """Return the number of a buffer."""
-    try:
-        number = index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if isinstance(value, bool) or not 0 <= number < count:
-        raise PackingError(f"{what}: expected the number of one of the {count} buffers, got {value!r}")
-    return number
+    return _integer(what, value, high=count, expected=f"the number of one of the {count} buffers")

@@ -77,7 +77,8 @@ def check_problem(problem: PackingProblem, packing: Packing) -> None:
         PlanError: a constraint is violated; names the buffers.
     """
     births, deaths = _ints(problem.lower), _ints(problem.upper)  # the problem's columns are arrays by now
-    nbytes, starts = _ints(problem.size), _ints(packing.offsets)
+    unit, starts = problem.alignment, _ints(packing.offsets)
+    nbytes = [-(-extent // unit) * unit for extent in _ints(problem.size)]
     bank = [0] * len(starts) if packing.bank is None else _ints(packing.bank)
     ends = [start + extent for start, extent in zip(starts, nbytes, strict=True)]
     fixed = _ints(problem.bank if problem.bank is not None else [-1] * len(starts))
@@ -103,15 +104,14 @@ def check_problem(problem: PackingProblem, packing: Packing) -> None:
             if bank[i] == number:
                 begin = births[i]
                 for pause, resume in problem.holes.get(i, ()):
-                    rows.append((begin, pause, nbytes[i], starts[i]))
+                    if begin < pause:  # else this hole begins where the previous one ends
+                        rows.append((begin, pause, nbytes[i], starts[i]))
                     begin = resume
                 rows.append((begin, deaths[i], nbytes[i], starts[i]))
         columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
-        check_packing(*columns, alignment=problem.alignment)
-        peaks.append(max((row[2] + row[3] for row in rows), default=0))
-    rounded = [-(-peak // problem.alignment) * problem.alignment for peak in peaks]
-    if sum(rounded) != packing.peak:
-        raise PlanError(f"the packing reports a peak of {packing.peak} bytes, but its banks end at {rounded}")
+        peaks.append(check_packing(*columns, alignment=unit))
+    if sum(peaks) != packing.peak:
+        raise PlanError(f"the packing reports a peak of {packing.peak} bytes, but its banks end at {peaks}")
 
 
 def _ints(values: npt.ArrayLike) -> Sequence[int]:

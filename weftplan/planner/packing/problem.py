@@ -245,7 +245,7 @@ def integers(name: str, values: npt.ArrayLike) -> Int64:
     """
     try:
         array = np.asarray(values)
-    except (OverflowError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise PackingError(f"{name}: expected a sequence of integers, got {type(values).__name__} ({error})") from None
     if array.ndim != 1:
         raise PackingError(f"{name}: expected one dimension, got shape {array.shape}")
@@ -269,10 +269,10 @@ def check_input(
 
     Raises:
         PackingError: lengths differ, a value is no 64-bit integer, a lifetime is empty, a size is not positive, the
-            alignment is not a positive integer, or the sizes sum to 2**62 bytes or more.
+            alignment is no integer from 1 to 2**62 - 1, or the sizes sum to 2**62 bytes or more.
     """
-    if isinstance(alignment, bool) or not isinstance(alignment, (int, np.integer)) or alignment < 1:
-        raise PackingError(f"alignment: expected a positive integer number of bytes, got {alignment!r}")
+    if isinstance(alignment, bool) or not isinstance(alignment, (int, np.integer)) or not 0 < alignment < MAX_TOTAL:
+        raise PackingError(f"alignment: expected a positive integer number of bytes below 2**62, got {alignment!r}")
     lo, up, sz = integers("lower", lower), integers("upper", upper), integers("size", size)
     if not len(lo) == len(up) == len(sz):
         raise PackingError(
