@@ -30,7 +30,7 @@ LIMITS = {
     "tests/planner": 8_617,
     "tests/profiler": 815,
     "tests/report": 642,
-    "tests/repository": 3_245,
+    "tests/repository": 3_235,
     "tests/rnn": 295,
     "tests/standin_cudnn": 400,
     "tests/standin_cupy": 3_577,

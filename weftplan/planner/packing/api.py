@@ -49,9 +49,9 @@ benchmarks gains from more."""
 WORTH_A_SECOND = 1.45
 """Ratio of the fallback's peak to the lower bound above which the tallest buffers are also placed first."""
 
-MAX_FOR_FIRST_FIT = 1 << 16
-"""Maximum number of buffers of a part that first fit places, in quadratic time: 2**16 buffers with long
-lifetimes take ten seconds, half of what a million may take."""
+MAX_FOR_FIRST_FIT = 1 << 17
+"""Maximum number of buffers of a part that first fit places, in quadratic time: 2**17 buffers take 12 to 22 seconds,
+for a packing that is up to 13 % lower."""
 
 # The allowance of work grows with the largest part, at most by this factor: a descent over more buffers costs more.
 BUFFERS_PER_ALLOWANCE, MAX_ALLOWANCES = 450, 3.0
