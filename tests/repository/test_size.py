@@ -53,7 +53,7 @@ LIMITS = {
     "weftplan/models": 634,
     "weftplan/ndarray": 6_797,
     "weftplan/ops": 26_884,
-    "weftplan/planner": 13_223,
+    "weftplan/planner": 13_225,
     "weftplan/profiler": 780,
     "weftplan/report": 2_673,
     "weftplan/rnn": 1_243,

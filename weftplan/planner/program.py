@@ -216,8 +216,9 @@ class Program:
         self.external = bytearray(map(variable.__getitem__, makers))
         for e in self.gradients:
             self.external[e] = 1
-        for nid, work in enumerate(graph.works):
-            for pair in work.over:
+        sharing = [nid for nid, work in enumerate(graph.works) if work.over]
+        for nid in sharing:
+            for pair in graph.works[nid].over:
                 self._check_shared(nid, pair)
                 source, out = graph.inputs[nid][pair.input], graph.row[nid] + pair.output
                 if self.external[source]:
@@ -227,7 +228,7 @@ class Program:
                         f"gradient {graph.entry_name(out)!r} is written to an array of the caller, but must lie in the "
                         f"memory of a result: add a step that copies it"
                     )
-        written = overwritten(self)
+        written = overwritten(self) if sharing else set[int]()
         changing = {e for e, root in enumerate(shared_roots(self)) if root in written} if written else written
         self.reads, self.pairs = [], self._allowed(makers, changing)
         self.refs = [0] * graph.num_entries

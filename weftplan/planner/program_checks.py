@@ -37,9 +37,10 @@ def check_items(what: str, values: Sequence[object], *, kind: type) -> None:
     Raises:
         PlanError: a value is of another type; names the first.
     """
-    if not all(issubclass(found, kind) for found in set(map(type, values))):
-        at = next(k for k, value in enumerate(values) if not isinstance(value, kind))
-        raise PlanError(f"{what} {at}: expected {kind.__name__}, got {values[at]!r}")
+    for found in set(map(type, values)):
+        if not issubclass(found, kind):
+            at = next(k for k, value in enumerate(values) if not isinstance(value, kind))
+            raise PlanError(f"{what} {at}: expected {kind.__name__}, got {values[at]!r}")
 
 
 def check_graph(graph: Any, *, counts: Sequence[int], heads: Sequence[int]) -> None:
