@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_987,
     "tests/support": 2_349,
     "tests/symbol": 1_874,
-    "tests/torch": 2_811,
+    "tests/torch": 2_848,
     "tests/training": 7_055,
     "weftplan/.": 1_855,
     "weftplan/cli": 5_725,
@@ -61,7 +61,7 @@ LIMITS = {
     "weftplan/support": 2_475,
     "weftplan/symbol": 3_005,
     "weftplan/tasks": 2_550,
-    "weftplan/torch": 4_139,
+    "weftplan/torch": 4_153,
     "weftplan/training": 10_873,
 }
 """Most lines of Python in each room; ``.`` stands for the files directly in ``weftplan`` or ``tests``.

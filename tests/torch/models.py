@@ -98,6 +98,25 @@ class Branches(nn.Module):
         return torch.randn(256, 64), torch.randint(0, 10, (256,))
 
 
+class Halves(nn.Module):
+    """A layer whose one half is added to the other in place; a functional graph copies the whole for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean of the second layer."""
+        h = self.up(x).clone()
+        h[:, 64:].add_(h[:, :64])
+        return self.down(h).mean()
+
+    @staticmethod
+    def inputs() -> tuple[torch.Tensor]:
+        """Return random rows."""
+        return (torch.randn(64, 32),)
+
+
 class Patches(nn.Module):
     """A mixer: a convolution over patches, then perceptrons over the tokens."""
 

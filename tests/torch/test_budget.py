@@ -9,10 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
-from tests.torch.models import Convolutions, Decoder, real_peak, step_of  # noqa: E402
+from tests.torch.models import Convolutions, Decoder, Halves, real_peak, step_of  # noqa: E402
 from weftplan.errors import BudgetError  # noqa: E402
 from weftplan.torch import backend, budget, partition  # noqa: E402
+from weftplan.torch.private import FakeTensorMode  # noqa: E402
 from weftplan.torch.private_compile import aot_autograd, eager  # noqa: E402
+from weftplan.torch.probe import Probes  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 MODELS: dict[str, Callable[[], Any]] = {"decoder": Decoder, "convolutions": Convolutions}
@@ -65,6 +67,22 @@ def test_real_peaks_are_the_plans(name: str) -> None:
         times.append(chosen.more_time)
     assert times == sorted(times)
     assert times[0] == 0.0 < times[2]
+
+
+def test_copies_of_views_count_whole_storages() -> None:
+    """``aten.copy`` on a view copies the storage under it; the plan counts that, and its peak is the measured one."""
+    with FakeTensorMode():
+        rows = torch.empty(64, 128)[1:2]
+        (nbytes,) = Probes().kernel(torch.ops.aten.copy.default, (rows, rows), {}).results
+    assert nbytes == 64 * 128 * 4
+    wrapped: list[Any] = []
+
+    def wrap(module: Any) -> Any:
+        wrapped.append(budget(module, "1GB"))
+        return wrapped[-1]
+
+    peak, _ = real_peak(Halves, wrap)
+    assert peak == wrapped[-1].plans[0].peak
 
 
 def test_repeated_dropout_draws_the_same_numbers() -> None:

@@ -81,12 +81,20 @@ def measuring() -> Progress:
 def _cache_key(target: Any, args: Any, kwargs: Any) -> str:
     def text(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}{value.is_conj() or ''}"
+            extent, offset = value.untyped_storage().nbytes(), value.storage_offset()
+            view = f"{offset}/{extent}" if offset or extent != _span(value) else ""
+            return f"{tuple(value.shape)}{value.stride()}{value.dtype}{value.device}{value.is_conj() or ''}{view}"
         return repr(value)
 
     device = next((t.device for t in tensors_in((args, kwargs))), torch.device("cpu"))
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(torch.get_num_threads())
-    return user_cache.key("kernel 2", torch.__version__, machine, str(target), str(tree_map(text, (args, kwargs))))
+    return user_cache.key("kernel 3", torch.__version__, machine, str(target), str(tree_map(text, (args, kwargs))))
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return the bytes of the smallest storage for a tensor at offset 0."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * (1 + sum((size - 1) * stride for size, stride in steps)) if tensor.numel() else 0
 
 
 def _is_safe(target: Any) -> bool:
@@ -111,14 +119,20 @@ COMPLETED = {"aten.mkldnn_rnn_layer_backward.default": _with_workspace}
 
 
 def _real_arguments(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with real tensors for fake ones: 0.5, 0 for integers, which may be indices, and True."""
+    """Return the arguments with real tensors for fake ones: 0.5, 0 for integers, which may be indices, and True.
+
+    A view lies in a storage as large as the traced one, because operators that keep strides, such as ``aten.copy`` and
+    ``aten.slice_scatter``, copy the whole storage.
+    """
 
     def made(value: Any) -> Any:
         if not isinstance(value, FakeTensor):
             # A real tensor is a constant of the caller, which an operator may write to.
             return value.detach().clone() if isinstance(value, torch.Tensor) else value
-        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        out.fill_(0.5 if out.dtype.is_floating_point or out.dtype.is_complex else out.dtype is torch.bool)
+        nbytes = max(value.untyped_storage().nbytes(), value.storage_offset() * value.itemsize + _span(value))
+        whole = torch.empty(nbytes // value.itemsize, dtype=value.dtype, device=value.device)
+        whole.fill_(0.5 if whole.dtype.is_floating_point or whole.dtype.is_complex else whole.dtype is torch.bool)
+        out = whole.as_strided(value.shape, value.stride(), value.storage_offset())
         return out.conj() if value.is_conj() else out
 
     positional, keywords = tree_map(made, (args, kwargs))
