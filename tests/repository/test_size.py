@@ -38,7 +38,7 @@ LIMITS = {
     "tests/stress": 3_987,
     "tests/support": 2_349,
     "tests/symbol": 1_874,
-    "tests/torch": 2_848,
+    "tests/torch": 2_843,
     "tests/training": 7_055,
     "weftplan/.": 1_855,
     "weftplan/cli": 5_725,

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.torch.allocator_hook import hook
+from weftplan.torch import budget
+from weftplan.torch.choice import Plan
 
 
 class Block(nn.Module):
@@ -165,3 +167,15 @@ def real_peak(make: Callable[[], Any], wrap: Callable[[Any], Any]) -> tuple[int,
     gc.collect()
     resident = hook().live - before
     return resident + hook().peak(run), [p.grad.clone() for p in module.parameters()]
+
+
+def real_peak_within(make: Callable[[], Any], most: int | str) -> tuple[int, list[torch.Tensor], Plan]:
+    """Return the real peak and the gradients of a step within a budget, as :func:`real_peak` does, and its plan."""
+    kept: list[Any] = []
+
+    def wrap(module: Any) -> Any:
+        kept.append(budget(module, most))
+        return kept[-1]
+
+    peak, gradients = real_peak(make, wrap)
+    return peak, gradients, kept[-1].plans[0]

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
-from tests.torch.models import Convolutions, Decoder, Halves, real_peak, step_of  # noqa: E402
+from tests.torch.models import Convolutions, Decoder, Halves, real_peak, real_peak_within, step_of  # noqa: E402
 from weftplan.errors import BudgetError  # noqa: E402
 from weftplan.torch import backend, budget, partition  # noqa: E402
 from weftplan.torch.private import FakeTensorMode  # noqa: E402
@@ -54,14 +54,7 @@ def test_real_peaks_are_the_plans(name: str) -> None:
     assert plan.smallest < plan.plain
     times = []
     for most in (plan.plain, (plan.plain + plan.smallest) // 2, plan.smallest):
-        kept: list[Any] = []
-
-        def wrap(module: Any, most: int = most, kept: list[Any] = kept) -> Any:
-            kept.append(budget(module, most))
-            return kept[-1]
-
-        peak, gradients = real_peak(make, wrap)
-        chosen = kept[-1].plans[0]
+        peak, gradients, chosen = real_peak_within(make, most)
         assert peak == chosen.peak <= most
         assert all(torch.equal(a, b) for a, b in zip(gradients, plain, strict=True))
         times.append(chosen.more_time)
@@ -75,14 +68,8 @@ def test_copies_of_views_count_whole_storages() -> None:
         rows = torch.empty(64, 128)[1:2]
         (nbytes,) = Probes().kernel(torch.ops.aten.copy.default, (rows, rows), {}).results
     assert nbytes == 64 * 128 * 4
-    wrapped: list[Any] = []
-
-    def wrap(module: Any) -> Any:
-        wrapped.append(budget(module, "1GB"))
-        return wrapped[-1]
-
-    peak, _ = real_peak(Halves, wrap)
-    assert peak == wrapped[-1].plans[0].peak
+    peak, _, plan = real_peak_within(Halves, "1GB")
+    assert peak == plan.peak
 
 
 def test_repeated_dropout_draws_the_same_numbers() -> None:

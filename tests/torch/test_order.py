@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'weftplan[torch]'")
 
-from tests.torch.models import Branches, real_peak, step_of  # noqa: E402
+from tests.torch.models import Branches, real_peak, real_peak_within, step_of  # noqa: E402
 from tests.torch.test_budget import fresh  # noqa: E402, F401
 from weftplan.planner.choose_order import ChosenOrder  # noqa: E402
 from weftplan.torch import budget, choice  # noqa: E402
@@ -20,14 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own
 def test_the_searched_order_lowers_the_peak() -> None:
     """Branches that a step computes side by side run one after the other, with equal gradients and inference."""
     plain, gradients = real_peak(Branches, lambda module: module)
-    kept: list[Any] = []
-
-    def wrap(module: Any) -> Any:
-        kept.append(budget(module, "1GB"))
-        return kept[-1]
-
-    searched, same = real_peak(Branches, wrap)
-    assert searched == kept[-1].plans[0].peak
+    searched, same, plan = real_peak_within(Branches, "1GB")
+    assert searched == plan.peak
     wide = 256 * 64 * 8 * 4
     assert plain - searched > wide
     assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
